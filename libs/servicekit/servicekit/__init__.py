@@ -1,0 +1,1 @@
+"""What every Hone service stands on: settings, serve, connect, errors, telemetry, identity and tokens."""

@@ -46,7 +46,9 @@ class TextFormatter(logging.Formatter):
         """Returns the line, and the traceback below where there is one."""
         extras = " ".join(f"{key}={value}" for key, value in extras_of(record).items())
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        text = f"{clock} {record.levelname[:4]} {record.getMessage()}{' ' if extras else ''}{extras}"
+        text = (
+            f"{clock} {record.levelname[:4]} {record.getMessage()}{' ' if extras else ''}{extras}"
+        )
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 

@@ -53,7 +53,7 @@ def error_from_rpc(rpc_error: grpc.aio.AioRpcError, method: str) -> HoneError:
     A status without ErrorInfo comes from the transport: its retryability follows from the code alone.
     """
     kind = BY_CODE.get(rpc_error.code().name, Internal)
-    status = rpc_status.from_call(rpc_error)  # type: ignore[arg-type]  # accepts aio errors too
+    status = rpc_status.from_call(rpc_error)
     text = rpc_error.details() or f"{method} failed with {rpc_error.code().name}"
     if status is None:
         return kind(f"{method}: {text}")
@@ -74,7 +74,7 @@ def error_from_rpc(rpc_error: grpc.aio.AioRpcError, method: str) -> HoneError:
         status.message,
         reason=info.reason,
         retryable=info.metadata["retryable"] == "true" if "retryable" in info.metadata else None,
-        attributable=attributable if attributable in ("infra", "workload", "client") else None,  # type: ignore[arg-type]  # narrowed by the check
+        attributable=attributable if attributable in ("infra", "workload", "client") else None,
         retry_after_seconds=retry_after,
         violations=violations,
     )

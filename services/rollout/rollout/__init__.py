@@ -1,0 +1,1 @@
+"""The rollout service: the agent loop, the engines, and exact token records."""

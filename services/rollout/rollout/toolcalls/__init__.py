@@ -1,0 +1,1 @@
+"""Parsers of tool calls in sampled text, one file per format."""

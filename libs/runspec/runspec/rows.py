@@ -1,0 +1,203 @@
+"""Task rows and conversations in JSONL: the OpenAI chat shape, or TRL's prompt and completion.
+
+A task row is {"messages": [... the last from user], "id": optional, any reference fields}. A conversation to imitate is
+{"messages": [... the last from assistant], "tools": optional}. Errors name file, line and field.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trajectory.types import ChatMessage, Role, Task, ToolDefinition
+
+from runspec.jsonl import Row, read_rows
+from runspec.messages import read_messages, read_tools
+from runspec.problems import RowError, RowErrors, described, nearest
+
+_MAX_ERRORS = 20
+_PROMPT_KEYS = ("messages", "prompt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftRow:
+    """One conversation to imitate."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[ToolDefinition, ...] = ()
+
+
+@dataclass(slots=True)
+class _Errors:
+    """Gathers problems until there are enough to stop."""
+
+    source: str
+    found: list[RowError] = field(default_factory=list)
+
+    def add(self, line: int, name: str, message: str) -> None:
+        self.found.append(RowError(line=line, field=name, message=message))
+
+    @property
+    def full(self) -> bool:
+        return len(self.found) >= _MAX_ERRORS
+
+    def raise_if_any(self) -> None:
+        if self.found:
+            raise RowErrors(self.source, self.found[:_MAX_ERRORS], more=self.full)
+
+
+def parse_tasks(data: bytes, *, source: str, required: set[str] | frozenset[str]) -> list[Task]:
+    """Reads task rows.
+
+    Args:
+        data: the JSONL file.
+        source: its name, for errors.
+        required: reference fields that every row must have, as dotted names; see `required_fields`.
+
+    Raises:
+        RowErrors: the first 20 problems.
+    """
+    errors = _Errors(source)
+    tasks: list[Task] = []
+    lines_by_id: dict[str, int] = {}
+    for row in read_rows(data, source):
+        if errors.full:
+            break
+        task = _read_task(row, required, errors)
+        if task is None:
+            continue
+        first = lines_by_id.setdefault(task.task_id, row.line)
+        if first != row.line:
+            named = row.value.get("id") is not None
+            what = f"found {task.task_id!r}" if named else "the row's content is"
+            errors.add(row.line, "id" if named else "", f"{what} again; first on line {first}")
+            continue
+        tasks.append(task)
+    errors.raise_if_any()
+    return tasks
+
+
+def parse_sft_rows(data: bytes, *, source: str) -> list[SftRow]:
+    """Reads conversations to imitate.
+
+    Raises:
+        RowErrors: the first 20 problems.
+    """
+    errors = _Errors(source)
+    rows: list[SftRow] = []
+    for row in read_rows(data, source):
+        if errors.full:
+            break
+        parsed = _read_sft(row, errors)
+        if parsed is not None:
+            rows.append(parsed)
+    errors.raise_if_any()
+    return rows
+
+
+def _read_task(row: Row, required: set[str] | frozenset[str], errors: _Errors) -> Task | None:
+    before = len(errors.found)
+    if row.error:
+        errors.add(row.line, "", row.error)
+        return None
+    key = _prompt_key(row, errors)
+    if key is None:
+        return None
+    messages = _read_prompt(row, key, errors)
+    if messages and messages[-1].role is not Role.USER and len(errors.found) == before:
+        place = f"{key}[{len(messages) - 1}].role"
+        errors.add(row.line, place, f"found {messages[-1].role}, expected the last to be user")
+    reference = {k: v for k, v in row.value.items() if k not in (key, "id") and v is not None}
+    for name in sorted(required):
+        _check_reference(row, reference, name, errors)
+    task_id = row.value.get("id")
+    if isinstance(task_id, bool) or not isinstance(task_id, str | int | None) or task_id == "":
+        errors.add(row.line, "id", f"found {described(task_id)}, expected a text or a whole number")
+    if len(errors.found) > before:
+        return None
+    stable_id = str(task_id) if task_id is not None else _content_id(row.value)
+    return Task(task_id=stable_id, messages=messages, reference=reference)
+
+
+def _prompt_key(row: Row, errors: _Errors) -> str | None:
+    keys = [key for key in _PROMPT_KEYS if row.value.get(key) is not None]
+    if len(keys) == 1:
+        return keys[0]
+    if keys:
+        errors.add(row.line, "prompt", "found messages and prompt, expected one of them")
+        return None
+    close = [key for key in row.value if nearest(key, _PROMPT_KEYS)]
+    hint = f"; did you mean messages by {close[0]}?" if close else ""
+    has = ", ".join(row.value) or "no keys"
+    errors.add(row.line, "messages", f"missing; the row has {has}{hint}")
+    return None
+
+
+def _read_prompt(row: Row, key: str, errors: _Errors) -> tuple[ChatMessage, ...]:
+    value = row.value[key]
+    if key == "prompt" and isinstance(value, str):
+        if not value.strip():
+            errors.add(row.line, key, "found an empty text, expected a question or a task")
+        return (ChatMessage(role=Role.USER, content=(value,)),)
+    return read_messages(value, key, lambda name, message: errors.add(row.line, name, message))
+
+
+def _check_reference(row: Row, reference: Mapping[str, object], name: str, errors: _Errors) -> None:
+    value: object = reference
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if value is not None and value != "":
+        return
+    top = name.split(".")[0]
+    meant = nearest(top, reference) if top not in reference else None
+    hint = f"; did you mean {meant}?" if meant else ""
+    fields = ", ".join(reference) or "none"
+    state = "empty" if value == "" or top in row.value else "missing"
+    errors.add(
+        row.line,
+        name,
+        f"{state}; the grader reads {{{{item.{name}}}}}, the row's reference fields are {fields}{hint}",
+    )
+
+
+def _content_id(value: Mapping[str, object]) -> str:
+    canonical = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return f"task_{hashlib.sha256(canonical.encode()).hexdigest()[:16]}"
+
+
+def _read_sft(row: Row, errors: _Errors) -> SftRow | None:
+    before = len(errors.found)
+    if row.error:
+        errors.add(row.line, "", row.error)
+        return None
+    key = _prompt_key(row, errors)
+    if key is None:
+        return None
+    messages = _read_prompt(row, key, errors)
+    if "completion" in row.value:
+        messages += _read_completion(row, errors)
+    tools_value = row.value.get("tools")
+    tools = (
+        read_tools(tools_value, "tools", lambda name, message: errors.add(row.line, name, message))
+        if tools_value is not None
+        else ()
+    )
+    if len(errors.found) == before and messages[-1].role is not Role.ASSISTANT:
+        place = key if key == "prompt" else f"{key}[{len(messages) - 1}].role"
+        what = f"ends with {messages[-1].role}, expected the last message to be by assistant"
+        errors.add(row.line, place, what)
+    unknown = [name for name in row.value if name not in (key, "completion", "tools", "id")]
+    close = [(name, nearest(name, ("tools", "completion"))) for name in unknown]
+    for name, meant in close:
+        if meant is not None:
+            errors.add(row.line, name, f"unknown key; did you mean {meant}?")
+    return SftRow(messages=messages, tools=tools) if len(errors.found) == before else None
+
+
+def _read_completion(row: Row, errors: _Errors) -> tuple[ChatMessage, ...]:
+    value = row.value["completion"]
+    if isinstance(value, str) and value:
+        return (ChatMessage(role=Role.ASSISTANT, content=(value,)),)
+    return read_messages(
+        value, "completion", lambda name, message: errors.add(row.line, name, message)
+    )

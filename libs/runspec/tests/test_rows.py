@@ -1,0 +1,196 @@
+import json
+
+import pytest
+from runspec.graderfields import required_fields
+from runspec.problems import RowErrors
+from runspec.rows import parse_sft_rows, parse_tasks
+from trajectory.types import ImagePart, Role
+
+USER = {"role": "user", "content": "What is 2 + 3?"}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {
+            "id": "c1",
+            "type": "function",
+            "function": {"name": "calculator", "arguments": '{"expression": "2 + 3"}'},
+        }
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "c1", "name": "calculator", "content": "5"}
+ANSWER = {"role": "assistant", "content": "5"}
+
+
+def jsonl(*rows: object) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def task_errors(data: bytes, required: frozenset[str] = frozenset()) -> list[str]:
+    with pytest.raises(RowErrors) as caught:
+        parse_tasks(data, source="tasks.jsonl", required=required)
+    return str(caught.value).splitlines()
+
+
+def sft_errors(data: bytes) -> list[str]:
+    with pytest.raises(RowErrors) as caught:
+        parse_sft_rows(data, source="sft.jsonl")
+    return str(caught.value).splitlines()
+
+
+def test_task_in_the_openai_shape() -> None:
+    row = {"id": "t1", "messages": [{"role": "system", "content": "Be brief."}, USER], "answer": 5}
+    (task,) = parse_tasks(jsonl(row), source="f", required={"answer"})
+    assert task.task_id == "t1"
+    assert [message.role for message in task.messages] == [Role.SYSTEM, Role.USER]
+    assert task.reference == {"answer": 5}
+
+
+@pytest.mark.parametrize("prompt", ["What is 2 + 3?", [USER]])
+def test_task_in_the_trl_shape(prompt: object) -> None:
+    row = {"prompt": prompt, "reward_model": {"ground_truth": "5"}}
+    (task,) = parse_tasks(jsonl(row), source="f", required={"reward_model.ground_truth"})
+    assert task.messages[0].text == "What is 2 + 3?"
+
+
+def test_task_id_is_a_hash_of_the_content_when_none_is_given() -> None:
+    rows = jsonl({"messages": [USER], "answer": 5}, {"answer": 6, "messages": [USER]})
+    first, second = parse_tasks(rows, source="f", required=set())
+    same = parse_tasks(jsonl({"answer": 5, "messages": [USER]}), source="g", required=set())
+    assert first.task_id == same[0].task_id != second.task_id
+
+
+def test_image_parts_are_kept() -> None:
+    content = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+    ]
+    row = {"messages": [{"role": "user", "content": content}]}
+    (task,) = parse_tasks(jsonl(row), source="f", required=set())
+    assert task.messages[0].content[1] == ImagePart(data=b"hi", media_type="image/png")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": [USER]}, "answer: missing; the grader reads {{item.answer}}, the row's"),
+        ({"messages": [USER], "anwser": 5}, "answer: missing; the grader reads {{item.answer}}, "
+         "the row's reference fields are anwser; did you mean anwser?"),
+        ({"messages": [USER], "answer": ""}, "answer: empty; the grader reads"),
+        ({"messages": [USER], "answer": None}, "answer: empty; the grader reads"),
+        ({"mesages": [USER], "answer": 5}, "messages: missing; the row has mesages, answer; did "
+         "you mean messages by mesages?"),
+        ({"messages": [], "answer": 5}, "messages: found a list of 0, expected a list of at least"),
+        ({"messages": [USER, ANSWER], "answer": 5}, "messages[1].role: found assistant, expected "
+         "the last to be user"),
+        ({"messages": [{"role": "human", "content": "x"}], "answer": 5}, "messages[0].role: found "
+         "the text 'human', expected system, user, assistant or tool"),
+        ({"messages": [{"role": "user", "text": "x"}], "answer": 5}, "messages[0].text: unknown"),
+        ({"messages": [{"role": "user", "content": 7}], "answer": 5}, "messages[0].content: found "
+         "the number 7, expected a text or a list of parts"),
+        ({"messages": [USER], "prompt": "x", "answer": 5}, "prompt: found messages and prompt"),
+        ({"messages": [USER], "id": [1], "answer": 5}, "id: found a list of 1"),
+        ([1], "found a list of 1, expected a JSON object"),
+    ],
+)  # fmt: skip
+def test_bad_task_row_names_file_line_and_field(row: object, expected: str) -> None:
+    data = jsonl({"messages": [USER], "answer": 1}) + b"\n" + jsonl(row)
+    lines = task_errors(data, frozenset({"answer"}))
+    assert lines[0].startswith(f"tasks.jsonl:3: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'{"messages": ', "is not JSON: Expecting value at column 14"),
+        (b'{"a": NaN}', "has NaN, which is not a JSON number"),
+        (b'{"a": 1, "a": 2}', "has the key 'a' twice in one object"),
+        (b'{"a": "\xff"}', "is not UTF-8 (byte 7 of the line)"),
+        (b"[" * 100_000, "is nested too deeply"),
+    ],
+)
+def test_line_that_is_no_object_is_named(raw: bytes, expected: str) -> None:
+    assert task_errors(b"\n" + raw + b"\n") == [f"tasks.jsonl:2: {expected}"]
+
+
+def test_empty_file_is_refused() -> None:
+    assert task_errors(b"\n\n") == ["tasks.jsonl: is empty; expected one JSON object per line"]
+
+
+def test_duplicate_ids_are_refused() -> None:
+    data = jsonl({"id": "a", "prompt": "x"}, {"id": "b", "prompt": "x"}, {"id": "a", "prompt": "y"})
+    assert task_errors(data) == ["tasks.jsonl:3: id: found 'a' again; first on line 1"]
+    same = jsonl({"prompt": "x"}, {"prompt": "x"})
+    assert task_errors(same) == ["tasks.jsonl:2: the row's content is again; first on line 1"]
+
+
+def test_reading_stops_after_twenty_errors() -> None:
+    lines = task_errors(jsonl(*[{"x": i} for i in range(100)]))
+    assert len(lines) == 21
+    assert lines[-1] == "tasks.jsonl: further rows were not looked at"
+
+
+def test_violations_are_keyed_by_line_and_field() -> None:
+    with pytest.raises(RowErrors) as caught:
+        parse_tasks(jsonl({"prompt": "x"}), source="f", required={"answer"})
+    assert list(caught.value.violations()) == ["line 1: answer"]
+
+
+def test_sft_row_with_a_tool_call() -> None:
+    tools = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
+    messages = [USER, CALL, RESULT, ANSWER]
+    as_list, as_text = parse_sft_rows(
+        jsonl(
+            {"messages": messages, "tools": tools},
+            {"messages": messages, "tools": json.dumps(tools)},
+        ),
+        source="f",
+    )
+    assert as_list == as_text
+    assert as_list.messages[1].tool_calls[0].arguments_json == '{"expression": "2 + 3"}'
+    assert as_list.tools[0].name == "calculator"
+
+
+def test_sft_row_as_prompt_and_completion() -> None:
+    (row,) = parse_sft_rows(jsonl({"prompt": "2 + 3?", "completion": "5"}), source="f")
+    assert [message.role for message in row.messages] == [Role.USER, Role.ASSISTANT]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": [USER]}, "messages[0].role: ends with user, expected the last message to be"),
+        ({"messages": [USER, RESULT, ANSWER]}, "messages[1].tool_call_id: found 'c1', expected "
+         "the id of a call made before it"),
+        ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content: found nothing"),
+        ({"messages": [USER, ANSWER], "tool": []}, "tool: unknown key; did you mean tools?"),
+        ({"messages": [USER, ANSWER], "tools": "["}, "tools: found a text that is not JSON"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "c", "function":
+         {"name": "f", "arguments": "{"}}]}]}, "messages[1].tool_calls[0].function.arguments: found"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"name": "f"}]}]},
+         "messages[1].tool_calls[0]: found a mapping with name, expected"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}, ANSWER]},
+         "messages[0].tool_calls: found calls by user"),
+        ({"prompt": "x"}, "prompt: ends with user"),
+        ({"messages": [ANSWER, {"role": "system", "content": "x"}, ANSWER]},
+         "messages[1].role: found system, expected it only as the first message"),
+    ],
+)  # fmt: skip
+def test_bad_sft_row_names_line_and_field(row: object, expected: str) -> None:
+    assert sft_errors(jsonl(row))[0].startswith(f"sft.jsonl:1: {expected}")
+
+
+def test_required_fields_are_those_of_the_templates() -> None:
+    grader = {
+        "type": "multi",
+        "graders": {
+            "a": {"type": "answer", "reference": "{{item.answer}}"},
+            "b": {
+                "type": "string_check",
+                "input": "{{ sample.output_text }} {{ item.extra.index }}",
+            },
+        },
+        "items": [{"reference": "{{item.unit}} of {{item.answer}}"}],
+    }
+    assert required_fields(grader) == {"answer", "extra.index", "unit"}
+    assert required_fields(None) == set()

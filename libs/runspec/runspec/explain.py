@@ -1,6 +1,5 @@
 """Turns schema errors into sentences: what was found, what would be right, which key was meant."""
 
-from datetime import timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -144,8 +143,6 @@ def _bound(kind: str, context: dict[str, Any]) -> str:
     }
     key, text = words[kind]
     limit = context[key]
-    if isinstance(limit, timedelta):
-        return f"{text} {limit.total_seconds():g} seconds"
     return f"{text} {int(limit) if limit == int(limit) else limit}"
 
 

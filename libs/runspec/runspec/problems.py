@@ -6,7 +6,6 @@ One error carries every problem found, so that a person mends a file in one pass
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +94,6 @@ def described(value: object) -> str:
             return "true" if value else "false"
         case int() | float():
             return f"the number {value!r}"
-        case timedelta():
-            return f"{value.total_seconds():g} seconds"
         case str():
             return f"the text {_short(value)!r}" if value else "an empty text"
         case list() | tuple():

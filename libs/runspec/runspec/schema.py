@@ -15,6 +15,7 @@ Algorithm = Literal["sft", "grpo", "evaluate"]
 """What a run does."""
 
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MAX_SECONDS = 7 * 24 * 3600.0
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 
 
@@ -22,17 +23,22 @@ def duration_from(value: object) -> object:
     """Reads seconds as a number, or a text such as 90s, 5m, 1h30m.
 
     Raises:
-        ValueError: the text is no duration.
+        ValueError: the text is no duration, or the duration is not above 0 and at most a week.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return value
-    if isinstance(value, int | float):
-        return timedelta(seconds=value)
+    seconds = _seconds_of(value) if isinstance(value, str) else float(value)
+    if not 0 < seconds <= _MAX_SECONDS:
+        raise ValueError("expected a duration above 0 and at most 168h")
+    return timedelta(seconds=seconds)
+
+
+def _seconds_of(value: str) -> float:
     text = value.strip().replace(" ", "")
     parts = _DURATION_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError("expected seconds as a number, or a text such as 90s, 5m or 1h30m")
-    return timedelta(seconds=sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts))
+    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
 
 
 def _duration_text(value: timedelta) -> str:
@@ -44,7 +50,6 @@ PositiveDuration = Annotated[
     timedelta,
     BeforeValidator(duration_from),
     PlainSerializer(_duration_text, when_used="json"),
-    Field(gt=timedelta(0), le=timedelta(days=7)),
 ]
 """A span of time: seconds as a number, or a text such as 90s, 5m, 1h30m."""
 

@@ -1,0 +1,1 @@
+"""Where model folders come from, for every service that loads a model."""

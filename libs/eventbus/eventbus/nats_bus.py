@@ -1,0 +1,288 @@
+"""The bus over NATS JetStream."""
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+import nats.js.errors
+from google.protobuf.message import DecodeError
+from hone.events.v1 import events_pb2
+from nats.aio.msg import Msg
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from servicekit.errors import DataLoss, HoneError, InvalidArgument
+
+from eventbus import subjects, tracing
+from eventbus.bus import STREAM, Handler, LoggedEvent, PublishAck, StreamUsage
+from eventbus.envelope import dead_letter, payload_type, subject_of
+from eventbus.handling import ConsumePolicy, Refusal
+from eventbus.jetstream.blobs import NatsBlobs
+from eventbus.jetstream.claims import NatsClaims, NatsRetryLedger
+from eventbus.jetstream.connection import NatsConnection
+from eventbus.jetstream.consumer import NatsConsumer
+from eventbus.jetstream.options import BusOptions
+from eventbus.jetstream.publisher import Publisher
+from eventbus.jetstream.reader import StreamReader
+from eventbus.jetstream.retry import persist
+from eventbus.jetstream.streams import CLAIMS_BUCKET, Streams
+
+_LOG = logging.getLogger("hone.eventbus")
+
+
+class NatsBus:
+    """The EVENTS stream, its claims and its blobs, over one connection. Make it with `connect`."""
+
+    def __init__(
+        self, connection: NatsConnection, *, clock: Callable[[], float], rng: random.Random
+    ) -> None:
+        """Puts the parts together; `connect` does that and opens them."""
+        self._connection = connection
+        self._clock = clock
+        self._rng = rng
+        self._streams = Streams(connection, rng)
+        self._publisher = Publisher(connection, self._streams, rng)
+        self._tracer = trace.get_tracer(tracing.TRACER)
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        name: str,
+        options: BusOptions | None = None,
+        clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> Self:
+        """Returns a bus that is connected, with the stream and buckets in place; waits for NATS to appear.
+
+        Args:
+            url: One or more server addresses, comma-separated.
+            name: Of this client, for the server's monitoring.
+            options: Limits and times.
+            clock: Seconds since the epoch; leases are measured by it.
+            rng: For jitter and write ids.
+        """
+        connection = NatsConnection(url, name, options or BusOptions())
+        bus = cls(connection, clock=clock, rng=rng or random.Random())
+        await connection.open()
+        try:
+            await bus._streams.ensure()
+            await bus._publisher.open()
+        except BaseException:
+            await connection.close()
+            raise
+        return bus
+
+    async def __aenter__(self) -> Self:
+        """Returns itself; leaving closes."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes the connection."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Lets go of the connection. Stop consumers first."""
+        self._publisher.close()
+        await self._connection.close()
+
+    async def publish(self, envelope: events_pb2.Envelope) -> PublishAck:
+        """Adds an event to the stream, or finds it there."""
+        if not envelope.event_id:
+            raise InvalidArgument(
+                "the envelope has no event_id; make it with eventbus.envelope.new_envelope",
+                violations={"event_id": "is required"},
+            )
+        type_name = subjects.TYPES[payload_type(envelope)]
+        subject = subject_of(envelope)
+        payload = envelope.SerializeToString()
+        limit = self._connection.options.max_event_bytes
+        if len(payload) > limit:
+            raise InvalidArgument(
+                f"event {envelope.event_id} ({type_name}) is {len(payload)} bytes, more than the {limit} that an "
+                f"event may have: store the large part with blobs().put and publish its reference",
+                reason="EVENT_TOO_LARGE",
+                violations={"payload": f"at most {limit} bytes"},
+            )
+        what = f"publishing {type_name} {envelope.event_id}"
+        with tracing.publishing(self._tracer, envelope, type_name, subject) as headers:
+            headers["Nats-Msg-Id"] = envelope.event_id
+            return await self._publisher.publish(what, subject, payload, headers)
+
+    async def consume(
+        self,
+        consumer: str,
+        types: Sequence[str],
+        handler: Handler,
+        *,
+        stop: asyncio.Event,
+        max_in_flight: int = 16,
+        ack_wait_seconds: float = 30.0,
+        max_deliver: int = 5,
+    ) -> None:
+        """Hands events to a handler until `stop` is set; replicas that give the same name share the work."""
+        policy = ConsumePolicy(
+            consumer=consumer,
+            max_in_flight=max_in_flight,
+            ack_wait_seconds=ack_wait_seconds,
+            max_deliver=max_deliver,
+            drain_seconds=self._connection.options.drain_seconds,
+        )
+        await NatsConsumer(
+            self._connection,
+            policy,
+            types,
+            handler,
+            ledger=NatsRetryLedger(self._connection, self._rng),
+            dead_letter=self._dead_letter,
+            advise=self._on_advisory,
+            rng=self._rng,
+        ).run(stop)
+
+    async def read(
+        self,
+        types: Sequence[str] = (),
+        *,
+        run_id: str | None = None,
+        start_sequence: int = 0,
+        follow: bool = False,
+        stop: asyncio.Event | None = None,
+    ) -> AsyncGenerator[LoggedEvent, None]:
+        """Yields logged events in stream order, each once."""
+        reader = StreamReader(
+            self._connection,
+            STREAM,
+            subjects.filter_subjects(types, run_id),
+            start_sequence=start_sequence,
+            follow=follow,
+            stop=stop,
+            rng=self._rng,
+        )
+        async with aclosing(reader.messages()) as messages:
+            async for position, message in messages:
+                try:
+                    envelope = events_pb2.Envelope.FromString(message.data)
+                except DecodeError as err:
+                    raise DataLoss(
+                        f"sequence {position.stream_sequence} on {message.subject} is not a "
+                        f"hone.events.v1.Envelope: {err}",
+                        reason="EVENT_UNREADABLE",
+                    ) from err
+                yield LoggedEvent(
+                    sequence=position.stream_sequence,
+                    envelope=envelope,
+                    context=tracing.extract(message.headers),
+                )
+
+    async def claims(self) -> NatsClaims:
+        """Returns the claims of the suite."""
+        return NatsClaims(self._connection, clock=self._clock, rng=self._rng)
+
+    async def blobs(self) -> NatsBlobs:
+        """Returns the blobs of the suite."""
+        return NatsBlobs(self._connection, self._rng)
+
+    async def usage(self) -> StreamUsage:
+        """Returns how full the stream is."""
+        info = await persist(
+            self._connection,
+            "looking at the stream EVENTS",
+            lambda: self._connection.jetstream.stream_info(STREAM),
+            rng=self._rng,
+        )
+        return StreamUsage(bytes=info.state.bytes, max_bytes=max(0, info.config.max_bytes or 0))
+
+    async def purge_run(self, run_id: str) -> int:
+        """Removes a run's events and claims and returns how many events went."""
+        filters = subjects.filter_subjects((), run_id)
+        rollout_ids: set[str] = set()
+        count = 0
+        async with aclosing(self.read(run_id=run_id)) as events:
+            async for event in events:
+                count += 1
+                if event.envelope.rollout_id:
+                    rollout_ids.add(event.envelope.rollout_id)
+        # Claims go last: without its claim, a request that is still in the stream could run again.
+        await self._purge(STREAM, filters[0])
+        for rollout_id in sorted(rollout_ids):
+            await self._purge(f"KV_{CLAIMS_BUCKET}", f"$KV.{CLAIMS_BUCKET}.{rollout_id}")
+        return count
+
+    async def _purge(self, stream: str, subject: str) -> None:
+        await persist(
+            self._connection,
+            f"purging {subject}",
+            lambda: self._connection.jetstream.purge_stream(stream, subject=subject),
+            rng=self._rng,
+        )
+
+    async def _dead_letter(self, refusal: Refusal) -> None:
+        """Publishes a message.dead_lettered in the trace of the message that failed."""
+        about = {
+            "consumer": refusal.consumer,
+            "sequence": refusal.sequence,
+            "subject": refusal.subject,
+            "why": refusal.reason,
+        }
+        if refusal.envelope.HasField("dead_lettered"):
+            # A dead letter about a dead letter would breed the next one.
+            _LOG.error("a dead letter could not be handled; it is dropped", extra=about)
+            return
+        envelope = dead_letter(
+            refusal.envelope,
+            consumer=refusal.consumer,
+            sequence=refusal.sequence,
+            subject=refusal.subject,
+            delivery_count=refusal.delivery_count,
+            reason=refusal.reason,
+            clock=self._clock,
+        )
+        token = otel_context.attach(tracing.extract(refusal.headers))
+        try:
+            await self.publish(envelope)
+        finally:
+            otel_context.detach(token)
+        _LOG.error("event became a dead letter", extra=about)
+
+    async def _on_advisory(self, message: Msg) -> None:
+        """Turns the server's word that it will not deliver a message again into a dead letter."""
+        advisory = json.loads(message.data)
+        sequence = int(advisory["stream_seq"])
+        try:
+            stored = await self._connection.jetstream.get_msg(STREAM, sequence)
+            refusal = Refusal(
+                consumer=advisory["consumer"],
+                sequence=sequence,
+                subject=stored.subject or "",
+                delivery_count=int(advisory["deliveries"]),
+                reason=f"not acknowledged in {advisory['deliveries']} deliveries (max-deliveries advisory)",
+                envelope=_readable(stored.data or b""),
+                headers=stored.headers or {},
+            )
+            await self._dead_letter(refusal)
+        except nats.js.errors.NotFoundError:
+            _LOG.info("message of an advisory is purged", extra={"sequence": sequence})
+        except (HoneError, TimeoutError) as err:
+            _LOG.error(
+                "advisory could not become a dead letter",
+                extra={"sequence": sequence, "error": repr(err)},
+            )
+
+
+def _readable(data: bytes) -> events_pb2.Envelope:
+    """Returns the envelope, or an empty one where the bytes are the reason that nobody could handle them."""
+    try:
+        return events_pb2.Envelope.FromString(data)
+    except DecodeError:
+        return events_pb2.Envelope()

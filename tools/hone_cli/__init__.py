@@ -1,0 +1,1 @@
+"""The hone command and the local launcher behind `hone up`."""

@@ -1,0 +1,1 @@
+"""Starts the whole suite as processes on one machine and leaves nothing behind."""

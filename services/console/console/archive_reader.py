@@ -184,6 +184,16 @@ class ArchiveReader:
             ).fetchone()
             return RolloutEntry(**row) if row else None
 
+    def attempts(self, entry: RolloutEntry) -> list[RolloutEntry]:
+        """Lists the attempts of a rollout's slot, itself included."""
+        with self._open() as connection:
+            rows = connection.execute(
+                "SELECT * FROM rollouts WHERE run_id = ? AND phase = ? AND phase <> '' "
+                "AND step = ? AND group_index = ? AND sample_index = ? ORDER BY attempt",
+                (entry.run_id, entry.phase, entry.step, entry.group_index, entry.sample_index),
+            )
+            return [RolloutEntry(**row) for row in rows]
+
     def rollout_events(self, rollout_id: str) -> list[StoredEvent]:
         """Lists a rollout's events in the order of the stream."""
         with self._open() as connection:

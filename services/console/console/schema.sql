@@ -80,6 +80,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
   trained_in_step INTEGER
 );
 CREATE INDEX IF NOT EXISTS rollouts_by_run ON rollouts (run_id, first_position);
+CREATE INDEX IF NOT EXISTS rollouts_by_slot ON rollouts (run_id, phase, step, group_index, sample_index);
 CREATE INDEX IF NOT EXISTS rollouts_by_outcome ON rollouts (run_id, outcome, first_position);
 CREATE INDEX IF NOT EXISTS rollouts_by_score ON rollouts (run_id, outcome, score);
 

@@ -1,0 +1,1 @@
+"""The learner: owns runs, policy weights, optimiser, checkpoints and retries."""

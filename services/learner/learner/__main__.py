@@ -1,0 +1,45 @@
+"""Starts the learner: `python -m learner`."""
+
+import random
+import time
+
+from eventbus.nats_bus import NatsBus
+from hone.learner.v1 import learner_pb2, learner_pb2_grpc
+from servicekit.serve import App, run
+
+from learner.adapters import AdapterStore
+from learner.cores import core_maker
+from learner.datasets import DatasetStore
+from learner.manager import RunManager
+from learner.runner import Runner
+from learner.runs import RunStore
+from learner.servicer import LearnerServicer
+from learner.settings import LearnerSettings
+
+
+async def build(app: App[LearnerSettings]) -> None:
+    """Puts the learner together."""
+    settings = app.settings
+    bus = await NatsBus.connect(settings.nats_url, name="learner")
+    app.on_close(bus.close)
+    store = RunStore(settings.data_dir / "runs")
+    datasets = DatasetStore(settings.data_dir / "datasets")
+    adapters = AdapterStore(store)
+    runner = Runner(
+        bus=bus,
+        store=store,
+        datasets=datasets,
+        adapters=adapters,
+        make_core=core_maker(settings),
+        rng=random.Random(),
+    )
+    manager = RunManager(store, runner.run, runner.announce_end, time.time)
+    servicer = LearnerServicer(manager, store, datasets, adapters, settings.max_dataset_bytes)
+    learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, app.server)
+    app.add_service(learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name)
+    app.on_drain(manager.drain)
+    manager.resume_interrupted()
+
+
+if __name__ == "__main__":
+    run("learner", LearnerSettings(), build)

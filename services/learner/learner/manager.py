@@ -1,0 +1,211 @@
+"""Starts, stops and resumes runs; one run at a time has the learner.
+
+Runs that were going when the process ended go on when it starts again: a crash is not a stop.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, NotFound
+
+from learner.hub import Progress, RunHub
+from learner.ports import Stopped
+from learner.runs import Run, RunState, RunStore, Step, ended
+
+log = logging.getLogger(__name__)
+
+RunJob = Callable[[Run, "RunReporter", asyncio.Event], Awaitable[dict[str, float]]]
+"""Does what a run should do and returns its figures; raises Stopped when the event asked for it."""
+
+AnnounceEnd = Callable[[Run, str], Awaitable[None]]
+
+
+class RunReporter:
+    """Keeps a run's file and its watchers up to date while a job works."""
+
+    def __init__(self, run: Run, store: RunStore, hub: RunHub, clock: Callable[[], float]) -> None:
+        """Reports on `run`."""
+        self.run = run
+        self._store = store
+        self._hub = hub
+        self._clock = clock
+
+    def progress(self, step: int, stage: str) -> Callable[[int, int], None]:
+        """Returns a function that tells watchers the counts of a stage."""
+
+        def tell(done: int, total: int) -> None:
+            self._hub.progressed(Progress(step=step, stage=stage, done=done, total=total))
+
+        return tell
+
+    def step_done(self, step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
+        """Keeps a finished step; told again after a restart, it stays one step."""
+        if step < self.run.step:
+            return
+        done = Step(
+            step=step, policy_version=policy_version, end_time=self._clock(), metrics=metrics
+        )
+        self.run = replace(self.run, step=step + 1, policy_version=policy_version)
+        self._store.append_step(self.run.run_id, done)
+        self._store.save(self.run)
+        self._hub.step_done(self.run, done)
+
+
+class RunManager:
+    """All runs of this learner."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        job: RunJob,
+        announce_end: AnnounceEnd,
+        clock: Callable[[], float],
+    ) -> None:
+        """Runs `job` for each run; see the module."""
+        self._store = store
+        self._job = job
+        self._announce_end = announce_end
+        self._clock = clock
+        self._hubs: dict[str, RunHub] = {}
+        self._active: tuple[str, asyncio.Task[None], asyncio.Event] | None = None
+        self._draining = False
+
+    def start(self, name: str, request_id: str, spec_json: str) -> Run:
+        """Starts a run; the same request_id gives the same run.
+
+        Raises:
+            InvalidArgument: request_id is no UUID. FailedPrecondition: another run has the learner.
+        """
+        try:
+            unique = uuid.UUID(request_id)
+        except ValueError:
+            raise InvalidArgument(
+                f"request_id: found {request_id[:80]!r}; a UUID is right",
+                violations={"request_id": "is not a UUID"},
+            ) from None
+        run_id = f"{name}-{unique.hex[:10]}"
+        try:
+            return self._store.load(run_id)
+        except NotFound:
+            self._check_free()
+        run = Run(
+            run_id=run_id,
+            request_id=request_id,
+            spec_json=spec_json,
+            state=RunState.RUNNING,
+            create_time=self._clock(),
+        )
+        self._store.save(run)
+        self._launch(run)
+        return run
+
+    def resume(self, run_id: str) -> Run:
+        """Goes on from the last checkpoint; a run that is going is left alone.
+
+        Raises:
+            NotFound: no such run. FailedPrecondition: it is complete, or another run has the learner.
+        """
+        run = self._store.load(run_id)
+        if self._active is not None and self._active[0] == run_id:
+            return self._hubs[run_id].run
+        if run.state is RunState.COMPLETED:
+            raise FailedPrecondition(
+                f"run {run_id} is complete; start a new run from its adapter", reason="RUN_COMPLETE"
+            )
+        self._check_free()
+        run = replace(run, state=RunState.RUNNING, end_time=0.0, detail="")
+        self._store.save(run)
+        self._launch(run)
+        return run
+
+    async def stop(self, run_id: str) -> Run:
+        """Stops a run where it is safe and waits until it has; a run that is not going is left alone."""
+        if self._active is not None and self._active[0] == run_id:
+            _, task, stop = self._active
+            stop.set()
+            await asyncio.wait([task])
+        return self._store.load(run_id)
+
+    def resume_interrupted(self) -> None:
+        """Goes on with the run that was going when the process ended."""
+        for run in self._store.all():
+            if run.state is RunState.RUNNING and self._active is None:
+                log.info("resuming the run that was going", extra={"run_id": run.run_id})
+                self._launch(run)
+
+    async def drain(self) -> None:
+        """Ends work under way at the next safe point; the run stays running on disk and goes on at the next start."""
+        self._draining = True
+        if self._active is not None:
+            _, task, stop = self._active
+            stop.set()
+            await asyncio.wait([task])
+
+    def get(self, run_id: str) -> tuple[Run, list[Step]]:
+        """Returns a run with its steps."""
+        return self._store.load(run_id), self._store.steps(run_id)
+
+    def all(self) -> list[Run]:
+        """Returns every run, newest first."""
+        return self._store.all()
+
+    def hub(self, run_id: str) -> RunHub:
+        """Returns where a run can be watched."""
+        if run_id not in self._hubs:
+            self._hubs[run_id] = RunHub(*self.get(run_id))
+        return self._hubs[run_id]
+
+    def _check_free(self) -> None:
+        if self._draining:
+            raise FailedPrecondition(
+                "the learner is shutting down", reason="LEARNER_BUSY", retryable=True
+            )
+        if self._active is not None:
+            raise FailedPrecondition(
+                f"run {self._active[0]} has the learner; stop it or wait for its end",
+                reason="LEARNER_BUSY",
+                retryable=True,
+            )
+
+    def _launch(self, run: Run) -> None:
+        hub = self._hubs[run.run_id] = RunHub(run, self._store.steps(run.run_id))
+        stop = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(self._work(run, hub, stop), name=run.run_id)
+        self._active = (run.run_id, task, stop)
+
+    async def _work(self, run: Run, hub: RunHub, stop: asyncio.Event) -> None:
+        reporter = RunReporter(run, self._store, hub, self._clock)
+        try:
+            metrics = await self._job(run, reporter, stop)
+            final = replace(
+                ended(reporter.run, RunState.COMPLETED, at=self._clock()), metrics=metrics
+            )
+        except Stopped:
+            if self._draining:
+                return
+            detail = f"stopped after step {reporter.run.step}"
+            final = ended(reporter.run, RunState.STOPPED, at=self._clock(), detail=detail)
+        except (
+            Exception
+        ) as error:  # the run's boundary: whatever it was, the run says so and can be resumed
+            detail = error.message if isinstance(error, HoneError) else f"{error}"
+            detail = detail or type(error).__name__
+            log.exception("run failed", extra={"run_id": run.run_id})
+            final = ended(reporter.run, RunState.FAILED, at=self._clock(), detail=detail)
+        finally:
+            self._active = None
+        await self._tell_end(final)
+        self._store.save(final)
+        hub.changed(final)
+
+    async def _tell_end(self, final: Run) -> None:
+        """Tells the log before the file says so; if the log is away the run still ends."""
+        try:
+            await self._announce_end(final, final.spec_json)
+        except HoneError as error:
+            log.error(
+                "the end of the run could not be logged: %s", error, extra={"run_id": final.run_id}
+            )

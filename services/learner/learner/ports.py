@@ -1,0 +1,70 @@
+"""What the run controller needs of the training core; `worker` implements it over torch, tests over nothing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trajectory.types import TokenRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRollout:
+    """One scored member of a group: its rows (forks are further rows) and its episode score."""
+
+    rollout_id: str
+    rows: tuple[TokenRow, ...]
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """Where a checkpoint stands, and what the controller had put beside the weights."""
+
+    step: int
+    policy_version: int
+    state: Mapping[str, Any]
+
+
+class Stopped(Exception):
+    """Someone asked the run to stop; what is saved stays and can be resumed."""
+
+
+class TrainingCore(Protocol):
+    """Weights, optimiser and checkpoints. Every method runs on one worker thread and may take long."""
+
+    async def restore(self) -> Restored | None:
+        """Loads the newest whole checkpoint, if there is one."""
+        ...
+
+    async def grpo_step(
+        self, groups: Sequence[Sequence[ScoredRollout]], progress: Callable[[int, int], None]
+    ) -> dict[str, float]:
+        """Updates the policy by one batch of groups.
+
+        Raises:
+            NonFiniteStep: loss or gradient is not finite; the weights are unchanged.
+        """
+        ...
+
+    async def sft_step(
+        self, rows: Sequence[int], progress: Callable[[int, int], None]
+    ) -> dict[str, float]:
+        """Updates the policy by the supervised rows at these indices."""
+        ...
+
+    async def save(self, restored: Restored) -> None:
+        """Writes a checkpoint, whole or not at all."""
+        ...
+
+    async def export(self, folder: Path) -> None:
+        """Writes the adapter in the form that peft, vLLM and the rollout service open."""
+        ...
+
+    def interrupt(self) -> None:
+        """Lets the update under way end at its next safe point by raising Stopped; weights stay as they were."""
+        ...
+
+    async def close(self) -> None:
+        """Waits for the worker and frees the weights."""
+        ...

@@ -1,0 +1,267 @@
+"""The event log as the run controller sees it, over eventbus: facts out, requests and announcements in."""
+
+import asyncio
+import logging
+import random
+import tarfile
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from eventbus.blobs import Blobs
+from eventbus.bus import EventBus, LoggedEvent
+from eventbus.envelope import new_envelope
+from google.protobuf.message import Message
+from hone.common.v1 import blob_pb2, identity_pb2, outcome_pb2, run_spec_pb2
+from hone.events.v1 import events_pb2
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
+from servicekit import attributes
+from servicekit.identity import new_rollout_id, rollout_scope
+from trajectory import convert
+from trajectory.types import Attribution, Failure, FailureKind, Outcome, Slot, Task
+
+from learner.facts import Ended, Fact, Finished, Policy, Requested
+from learner.ledger import Wanted
+
+log = logging.getLogger(__name__)
+
+SOURCE = "learner"
+FACT_TYPES = ("rollout_requested", "rollout_finished", "rollout_failed", "reward_assigned")
+ENDS = {
+    "completed": events_pb2.RUN_END_COMPLETED,
+    "stopped": events_pb2.RUN_END_STOPPED,
+    "failed": events_pb2.RUN_END_FAILED,
+}
+
+
+class BusRunLog:
+    """The log of one run; implements `facts.RunLog`."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        spec: run_spec_pb2.RunSpec,
+        bus: EventBus,
+        blobs: Blobs,
+        clock: Callable[[], float],
+        rng: random.Random,
+        temperature: float,
+    ) -> None:
+        """Tells and reads as the learner of `run_id`."""
+        self._run_id = run_id
+        self._spec = spec
+        self._bus = bus
+        self._blobs = blobs
+        self._clock = clock
+        self._rng = rng
+        self._temperature = temperature
+        self._tracer = trace.get_tracer("hone.learner")
+
+    async def facts(self, after_sequence: int, *, follow: bool) -> AsyncGenerator[Fact, None]:
+        """Yields what the log tells of this run after a position, in order."""
+        events = self._bus.read(
+            types=FACT_TYPES,
+            run_id=self._run_id,
+            start_sequence=after_sequence + 1,
+            follow=follow,
+        )
+        async with aclosing(events):
+            async for event in events:
+                fact = await self._fact(event)
+                if fact is not None:
+                    yield fact
+
+    async def _fact(self, event: LoggedEvent) -> Fact | None:
+        envelope, sequence = event.envelope, event.sequence
+        rollout_id = envelope.rollout_id
+        match envelope.WhichOneof("payload"):
+            case "rollout_requested":
+                slot = convert.slot_from_proto(envelope.slot)
+                return Requested(
+                    sequence=sequence, slot=slot, rollout_id=rollout_id, attempt=envelope.attempt
+                )
+            case "rollout_finished":
+                finished = envelope.rollout_finished
+                return await self._finished(sequence, rollout_id, finished, event.context)
+            case "rollout_failed":
+                outcome: Outcome = convert.failure_from_proto(envelope.rollout_failed.failure)
+            case "reward_assigned" if envelope.reward_assigned.HasField("scored"):
+                outcome = convert.scored_from_proto(envelope.reward_assigned.scored)
+            case "reward_assigned":
+                outcome = convert.masked_from_proto(envelope.reward_assigned.masked)
+            case _:
+                return None
+        return Ended(
+            sequence=sequence, rollout_id=rollout_id, outcome=outcome, context=event.context
+        )
+
+    async def _finished(
+        self, sequence: int, rollout_id: str, finished: events_pb2.RolloutFinished, context: Context
+    ) -> Fact:
+        message = finished.inline
+        if finished.WhichOneof("record") == "blob":
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "record"
+                await self._blobs.get(finished.blob, path)
+                message = events_pb2.RolloutRecord.FromString(path.read_bytes())
+        try:
+            record = convert.rollout_record_from_proto(message)
+        except ValueError as error:
+            # A record that breaks the token contract must never be trained on; a new attempt can be sound.
+            log.error("rollout record refused: %s", error, extra={"rollout_id": rollout_id})
+            failure = Failure(
+                kind=FailureKind.INTERNAL,
+                retryable=True,
+                attributable=Attribution.INFRA,
+                detail=f"record refused: {error}",
+            )
+            return Ended(sequence=sequence, rollout_id=rollout_id, outcome=failure, context=context)
+        return Finished(sequence=sequence, rollout_id=rollout_id, record=record)
+
+    async def request(self, wanted: Wanted, task: Task, policy: Policy, seed: int) -> str:
+        """Asks for an attempt; the root span of its trace is the request."""
+        rollout_id = new_rollout_id(self._clock, self._rng)
+        rollout = self._spec.rollout
+        deadline = self._clock() + convert.duration_from_proto(rollout.timeout)
+        payload = events_pb2.RolloutRequested(
+            task=convert.task_to_proto(task),
+            rollout=rollout,
+            model=self._spec.model,
+            policy_version=policy.version,
+            adapter=_blob(policy),
+            grader_json=self._spec.grader_json,
+            deadline_time=convert.time_to_proto(datetime.fromtimestamp(deadline, UTC)),
+        )
+        payload.sampling.temperature = self._temperature
+        payload.sampling.max_new_tokens = rollout.max_new_tokens
+        payload.sampling.seed = seed
+        slot = wanted.slot
+        span_attributes: dict[str, str | int] = {
+            attributes.ROLLOUT_ID: rollout_id,
+            attributes.RUN_ID: self._run_id,
+            attributes.TASK_ID: task.task_id,
+            attributes.STEP: slot.step,
+            attributes.GROUP_INDEX: slot.group_index,
+            attributes.SAMPLE_INDEX: slot.sample_index,
+            attributes.ATTEMPT: wanted.attempt,
+            attributes.POLICY_VERSION: policy.version,
+        }
+        with (
+            rollout_scope(rollout_id),
+            self._tracer.start_as_current_span(
+                attributes.SPAN_REQUEST_ROLLOUT,
+                context=Context(),
+                kind=SpanKind.PRODUCER,
+                attributes=span_attributes,
+            ),
+        ):
+            await self._publish(
+                payload,
+                rollout_id=rollout_id,
+                slot=convert.slot_to_proto(slot),
+                attempt=wanted.attempt,
+            )
+        return rollout_id
+
+    async def abandon(self, slot: Slot, rollout_id: str, attempt: int, reason: str) -> None:
+        """Ends an attempt under the id that its executor would use, so that the stream admits one end only."""
+        failure = outcome_pb2.Failure(
+            kind=outcome_pb2.FAILURE_KIND_DEADLINE,
+            retryable=False,
+            attributable=outcome_pb2.ATTRIBUTION_INFRA,
+            detail=reason,
+        )
+        await self._publish(
+            events_pb2.RolloutFailed(failure=failure),
+            rollout_id=rollout_id,
+            slot=convert.slot_to_proto(slot),
+            attempt=attempt,
+        )
+
+    async def store_adapter(self, version: int, folder: Path) -> object:
+        """Packs the folder without times and owners, so that equal weights give an equal blob."""
+        with tempfile.TemporaryDirectory() as temporary:
+            packed = Path(temporary) / "adapter.tar"
+            await asyncio.to_thread(_pack, folder, packed)
+            return await self._blobs.put(f"adapters/{self._run_id}/v{version}", packed)
+
+    async def publish_policy(self, policy: Policy) -> None:
+        """Tells that a version serves from now on."""
+        await self._publish(
+            events_pb2.PolicyPublished(
+                policy_version=policy.version, adapter=_blob(policy), model=self._spec.model
+            )
+        )
+
+    async def started(self) -> int:
+        """Tells that the run began; returns the position of the event."""
+        return await self._publish(events_pb2.RunStarted(spec=self._spec))
+
+    async def planned(self, phase: str, step: int, task_ids: Sequence[str], group: int) -> None:
+        """Tells which tasks a step samples."""
+        await self._publish(
+            events_pb2.RunStepPlanned(
+                phase=identity_pb2.Phase.Value(f"PHASE_{phase.upper()}"),
+                step=step,
+                task_ids=task_ids,
+                group_size=group,
+            )
+        )
+
+    async def trained(
+        self, step: int, version: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]
+    ) -> None:
+        """Tells that an update is done and saved."""
+        await self._publish(
+            events_pb2.RunStepTrained(
+                step=step,
+                policy_version=version,
+                trained_rollout_ids=rollout_ids,
+                metrics=metrics,
+            )
+        )
+
+    async def finished(self, end: str, detail: str, metrics: Mapping[str, float]) -> None:
+        """Tells how the run ended."""
+        await self._publish(events_pb2.RunFinished(end=ENDS[end], detail=detail, metrics=metrics))
+
+    async def _publish(
+        self,
+        payload: Message,
+        *,
+        rollout_id: str = "",
+        slot: identity_pb2.Slot | None = None,
+        attempt: int = 0,
+    ) -> int:
+        ack = await self._bus.publish(
+            new_envelope(
+                payload,
+                source=SOURCE,
+                run_id=self._run_id,
+                rollout_id=rollout_id,
+                slot=slot,
+                attempt=attempt,
+                clock=self._clock,
+            )
+        )
+        return ack.sequence
+
+
+def _blob(policy: Policy) -> blob_pb2.BlobRef | None:
+    assert policy.adapter is None or isinstance(policy.adapter, blob_pb2.BlobRef)
+    return policy.adapter
+
+
+def _pack(folder: Path, destination: Path) -> None:
+    def plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.mtime, info.uid, info.gid, info.uname, info.gname = 0, 0, 0, "", ""
+        return info
+
+    with tarfile.open(destination, "w") as archive:
+        for path in sorted(p for p in folder.iterdir() if p.is_file()):
+            archive.add(path, arcname=path.name, filter=plain)

@@ -1,0 +1,131 @@
+"""Puts a run together: its spec, its data, its log, its training core, and the job for its algorithm."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from eventbus.bus import EventBus
+from google.protobuf import json_format
+from hone.common.v1 import run_spec_pb2
+from runspec.convert import run_spec_from_proto
+from runspec.rows import SftRow
+from runspec.schema import RunSpec
+from servicekit.errors import FailedPrecondition
+
+from learner.adapters import AdapterStore
+from learner.datasets import DatasetStore
+from learner.jobs.context import JobContext
+from learner.jobs.evaluate import run_evaluate
+from learner.jobs.grpo import GrpoJob
+from learner.jobs.sft import SftJob
+from learner.manager import RunReporter
+from learner.ports import TrainingCore
+from learner.runlog import BusRunLog
+from learner.runs import Run, RunStore
+
+MakeCore = Callable[[RunSpec, Path, Path | None, list[SftRow]], TrainingCore]
+"""Makes the training core of a run: spec, run folder, starting adapter, supervised rows."""
+
+
+class Runner:
+    """Carries out runs; its `run` is the manager's job."""
+
+    def __init__(
+        self,
+        *,
+        bus: EventBus,
+        store: RunStore,
+        datasets: DatasetStore,
+        adapters: AdapterStore,
+        make_core: MakeCore,
+        rng: random.Random,
+    ) -> None:
+        """Works for one learner."""
+        self._bus = bus
+        self._store = store
+        self._datasets = datasets
+        self._adapters = adapters
+        self._make_core = make_core
+        self._rng = rng
+
+    async def run(self, run: Run, reporter: RunReporter, stop: asyncio.Event) -> dict[str, float]:
+        """Carries out a run from its last checkpoint and returns its figures."""
+        message = json_format.Parse(run.spec_json, run_spec_pb2.RunSpec())
+        spec = run_spec_from_proto(message)
+        folder = self._store.folder(run.run_id)
+        context = JobContext(
+            run_id=run.run_id,
+            spec=spec,
+            log=await self._log(run.run_id, spec, message),
+            report=reporter,
+            stop=stop,
+            folder=folder,
+            monotonic=time.monotonic,
+        )
+        adapter = self._adapters.resolve(spec.model.adapter)
+        if spec.algorithm == "evaluate":
+            return await run_evaluate(context, self._datasets.tasks(spec.data.eval), adapter)
+        return await self._train(context, adapter)
+
+    async def _train(self, context: JobContext, adapter: Path | None) -> dict[str, float]:
+        spec = context.spec
+        sft = spec.algorithm == "sft"
+        rows = self._datasets.sft_rows(spec.data.train) if sft else []
+        core = self._make_core(spec, context.folder, adapter, rows)
+        watch = asyncio.create_task(_interrupt_on(context.stop, core))
+        try:
+            if sft:
+                metrics = await SftJob(context, core, len(rows)).run()
+            else:
+                tasks = self._datasets.tasks(spec.data.train)
+                wants_eval = bool(spec.eval.every_steps and spec.data.eval)
+                eval_tasks = self._datasets.tasks(spec.data.eval) if wants_eval else []
+                metrics = await GrpoJob(context, core, tasks, eval_tasks).run()
+            await core.export(self._adapters.folder(context.run_id))
+            return metrics
+        finally:
+            watch.cancel()
+            await core.close()
+
+    async def announce_end(self, run: Run, spec_json: str) -> None:
+        """Tells the log how a run ended."""
+        message = json_format.Parse(spec_json, run_spec_pb2.RunSpec())
+        log = await self._log(run.run_id, run_spec_from_proto(message), message)
+        await log.finished(run.state.value, run.detail, run.metrics)
+
+    async def _log(self, run_id: str, spec: RunSpec, message: run_spec_pb2.RunSpec) -> BusRunLog:
+        temperature = spec.rollout.temperature
+        if spec.algorithm == "evaluate" and spec.eval.temperature is not None:
+            temperature = spec.eval.temperature
+        return BusRunLog(
+            run_id=run_id,
+            spec=message,
+            bus=self._bus,
+            blobs=await self._bus.blobs(),
+            clock=time.time,
+            rng=self._rng,
+            temperature=temperature,
+        )
+
+
+async def _interrupt_on(stop: asyncio.Event, core: TrainingCore) -> None:
+    """Lets a long update end at its next safe point when the run is stopped."""
+    await stop.wait()
+    core.interrupt()
+
+
+def check_supported(spec: RunSpec) -> None:
+    """Refuses what this version does not do, before a run exists.
+
+    Raises:
+        FailedPrecondition: a setting asks for more than there is.
+    """
+    if spec.train.max_staleness > 0:
+        raise FailedPrecondition(
+            "train.max_staleness: found "
+            f"{spec.train.max_staleness}; this version trains synchronously, 0 is right",
+            reason="NOT_SUPPORTED",
+            violations={"train.max_staleness": "only 0 is supported"},
+        )

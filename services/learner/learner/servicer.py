@@ -1,0 +1,140 @@
+"""The learner's gRPC face: thin, over the run manager and the data sets."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from google.protobuf import json_format
+from hone.learner.v1 import learner_pb2 as pb
+from hone.learner.v1 import learner_pb2_grpc
+from runspec.convert import run_spec_from_proto
+from runspec.problems import SpecError
+from runspec.schema import RunSpec
+from servicekit.errors import InvalidArgument, OutOfRange
+
+from learner.adapters import AdapterStore
+from learner.convert import progress_to_proto, run_to_proto, step_to_proto
+from learner.datasets import DatasetStore
+from learner.hub import Progress
+from learner.manager import RunManager
+from learner.runner import check_supported
+from learner.runs import Run, RunStore, Step
+
+DEFAULT_PAGE, MAX_PAGE = 50, 500
+
+
+class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
+    """Answers `hone.learner.v1.LearnerService`."""
+
+    def __init__(
+        self,
+        manager: RunManager,
+        store: RunStore,
+        datasets: DatasetStore,
+        adapters: AdapterStore,
+        max_dataset_bytes: int,
+    ) -> None:
+        """Answers for one learner."""
+        self._manager = manager
+        self._store = store
+        self._datasets = datasets
+        self._adapters = adapters
+        self._max_dataset_bytes = max_dataset_bytes
+
+    async def UploadDataset(
+        self, request_iterator: AsyncIterator[pb.UploadDatasetRequest], context: Any
+    ) -> pb.UploadDatasetResponse:
+        """Stores a data set."""
+        kind, content = pb.DATASET_KIND_UNSPECIFIED, bytearray()
+        async for request in request_iterator:
+            kind = kind or request.kind
+            content += request.chunk
+            if len(content) > self._max_dataset_bytes:
+                raise OutOfRange(
+                    f"the data set is larger than {self._max_dataset_bytes} bytes; "
+                    "HONE_LEARNER_MAX_DATASET_BYTES raises the limit"
+                )
+        if kind not in (pb.DATASET_KIND_TASKS, pb.DATASET_KIND_SFT):
+            raise InvalidArgument(
+                "kind: the first message must say what the set holds",
+                violations={"kind": "is required"},
+            )
+        name = "tasks" if kind == pb.DATASET_KIND_TASKS else "sft"
+        dataset_id, count = self._datasets.store(name, bytes(content))
+        return pb.UploadDatasetResponse(dataset_id=dataset_id, row_count=count)
+
+    async def StartRun(self, request: pb.StartRunRequest, context: Any) -> pb.StartRunResponse:
+        """Starts a run."""
+        try:
+            spec = run_spec_from_proto(request.spec)
+        except SpecError as error:
+            raise InvalidArgument(str(error), violations=error.violations()) from error
+        check_supported(spec)
+        self._check_inputs(spec)
+        spec_json = json_format.MessageToJson(
+            request.spec, preserving_proto_field_name=True, indent=None
+        )
+        run = self._manager.start(spec.name, request.request_id, spec_json)
+        return pb.StartRunResponse(run=self._run(run))
+
+    def _check_inputs(self, spec: RunSpec) -> None:
+        """Refuses a run whose data or adapter is not here, before it exists."""
+        self._adapters.resolve(spec.model.adapter)
+        if spec.algorithm == "sft":
+            self._datasets.sft_rows(spec.data.train)
+        elif spec.algorithm == "grpo":
+            self._datasets.tasks(spec.data.train)
+        if spec.algorithm == "evaluate" or (spec.algorithm == "grpo" and spec.eval.every_steps):
+            self._datasets.tasks(spec.data.eval)
+
+    async def WatchRun(
+        self, request: pb.WatchRunRequest, context: Any
+    ) -> AsyncIterator[pb.WatchRunResponse]:
+        """Follows a run."""
+        async for news in self._manager.hub(request.run_id).watch():
+            match news:
+                case Step():
+                    yield pb.WatchRunResponse(step=step_to_proto(news))
+                case Progress():
+                    yield pb.WatchRunResponse(progress=progress_to_proto(news))
+                case Run():
+                    yield pb.WatchRunResponse(ended=self._run(news))
+
+    async def StopRun(self, request: pb.StopRunRequest, context: Any) -> pb.StopRunResponse:
+        """Stops a run."""
+        return pb.StopRunResponse(run=self._run(await self._manager.stop(request.run_id)))
+
+    async def ResumeRun(self, request: pb.ResumeRunRequest, context: Any) -> pb.ResumeRunResponse:
+        """Goes on with a run."""
+        return pb.ResumeRunResponse(run=self._run(self._manager.resume(request.run_id)))
+
+    async def GetRun(self, request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
+        """Shows a run."""
+        run, steps = self._manager.get(request.run_id)
+        return pb.GetRunResponse(run=self._run(run), steps=[step_to_proto(step) for step in steps])
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:
+        """Lists runs."""
+        size = request.page_size or DEFAULT_PAGE
+        if not 0 < size <= MAX_PAGE:
+            raise InvalidArgument(
+                f"page_size: found {request.page_size}; 1 to {MAX_PAGE} is right",
+                violations={"page_size": f"is not within 1 to {MAX_PAGE}"},
+            )
+        runs = self._manager.all()
+        start = 0
+        if request.page_token:
+            ids = [run.run_id for run in runs]
+            if request.page_token not in ids:
+                raise InvalidArgument(
+                    "page_token: not one that this service gave",
+                    violations={"page_token": "is unknown"},
+                )
+            start = ids.index(request.page_token)
+        page, rest = runs[start : start + size], runs[start + size :]
+        return pb.ListRunsResponse(
+            runs=[self._run(run) for run in page],
+            next_page_token=rest[0].run_id if rest else "",
+        )
+
+    def _run(self, run: Run) -> pb.Run:
+        return run_to_proto(run, self._store.folder(run.run_id))

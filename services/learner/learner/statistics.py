@@ -1,0 +1,88 @@
+"""Figures of a step or of an evaluation, under the names users know."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from trajectory.types import Masked, RolloutRecord, Scored
+
+from learner.ledger import StepLedger
+
+
+def rollout_metrics(ledger: StepLedger) -> dict[str, float]:
+    """Returns what the rollouts of a step were like.
+
+    Every length counts policy tokens only. Rates are over slots; rewards are over scored slots only.
+    """
+    scored = ledger.scored()
+    metrics = _reward_metrics([outcome for _, _, outcome in scored])
+    records = [attempt.record for _, attempt, _ in scored if attempt.record is not None]
+    metrics |= _record_metrics(records)
+    slots = len(ledger.slots)
+    masked = sum(isinstance(state.outcome, Masked) for state in ledger.slots.values())
+    metrics["rollouts/ok"] = float(len(scored))
+    metrics["rollouts/masked"] = float(masked)
+    metrics["rollouts/abandoned"] = float(slots - len(scored) - masked)
+    for kind, count in Counter(f.kind for f in ledger.failures()).items():
+        metrics[f"rollouts/failed/{kind}"] = float(count)
+    metrics["rollouts/late_ignored"] = float(ledger.late_ignored)
+    groups = [
+        [state.outcome.score for state in group if isinstance(state.outcome, Scored)]
+        for group in ledger.groups()
+    ]
+    full = [group for group in groups if len(group) >= 2]
+    if full:
+        flat = sum(max(group) - min(group) <= 1e-6 for group in full)
+        metrics["frac_reward_zero_std"] = flat / len(full)
+    return metrics
+
+
+def _reward_metrics(scored: Sequence[Scored]) -> dict[str, float]:
+    if not scored:
+        return {}
+    metrics = {
+        "reward/mean": _mean(outcome.score for outcome in scored),
+        "reward/std": _std([outcome.score for outcome in scored]),
+        "success_rate": _mean(float(outcome.kind is None) for outcome in scored),
+    }
+    names = {reward.name for outcome in scored for reward in outcome.rewards}
+    for name in sorted(names):
+        values = [r.value for outcome in scored for r in outcome.rewards if r.name == name]
+        metrics[f"rewards/{name}/mean"] = _mean(values)
+    return metrics
+
+
+def _record_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
+    if not records:
+        return {}
+    sampled = [sum(turn.sampled_token_count for turn in record.turns) for record in records]
+    calls = [sum(len(turn.tool_calls) for turn in record.turns) for record in records]
+    failed_calls = sum(
+        bool(call.error_kind)
+        for record in records
+        for turn in record.turns
+        for call in turn.tool_calls
+    )
+    seconds = [(record.end_time - record.start_time).total_seconds() for record in records]
+    ends = Counter(record.stop_reason for record in records)
+    return {
+        "completions/mean_length": _mean(sampled),
+        "completions/max_length": float(max(sampled)),
+        "turns/mean": _mean(len(record.turns) for record in records),
+        "tool_calls/mean": _mean(calls),
+        "tool_calls/failure_rate": failed_calls / max(1, sum(calls)),
+        "rollout_seconds/mean": _mean(seconds),
+        "rollout_seconds/max": max(seconds),
+        "tokens/nan_logprobs": float(sum(record.tokens.nan_logprob_count for record in records)),
+        **{f"stop/{reason}": count / len(records) for reason, count in ends.items()},
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return math.fsum(found) / len(found)
+
+
+def _std(values: Sequence[float]) -> float:
+    middle = _mean(values)
+    return math.sqrt(_mean((value - middle) ** 2 for value in values))

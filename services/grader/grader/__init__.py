@@ -1,0 +1,1 @@
+"""The grader: scores finished rollouts by a grader definition."""

@@ -1,0 +1,290 @@
+"""Decides whether a stated answer equals the reference, both already read.
+
+The reference says what kind of thing is wanted; the response must be that thing as a whole. Part of a set, a list that
+contains the right value, or a range around it never passes.
+"""
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from fractions import Fraction
+
+from grader.answer.symbolic import Symbolic, SymbolicVerdict
+from grader.answer.units import same_unit
+from grader.answer.values import (
+    Arithmetic,
+    Equation,
+    Expression,
+    Interval,
+    Many,
+    Matrix,
+    Named,
+    Number,
+    Ordered,
+    Range,
+    Ratio,
+    Text,
+    Union,
+    Value,
+)
+
+LONG_DECIMALS = 10
+"""A decimal written with at least this many places may be the rounding of a fraction."""
+_PUNCTUATION = re.compile(r"[\s.,;:!?\"'`*_$()-]+")
+_ARTICLE = re.compile(r"^(?:an?|the) ")
+_CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?\(?([A-Za-z])\)?")
+_CHOICE_LED = re.compile(r"\(?([A-Za-z])(?:\)|[.:,](?=\s))[.:,]?\s+\S.*")
+
+
+class Equality(StrEnum):
+    """What a comparison found."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    HEDGED = "hedged"
+    """Several values where one was wanted."""
+    UNREADABLE = "unreadable"
+    """The stated answer could not be read well enough to say."""
+
+
+def compare(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
+    """Compare a reference with a stated answer."""
+    if isinstance(gold, Named) or isinstance(stated, Named):
+        return _compare_named(gold, stated, symbolic)
+    if isinstance(gold, Number) and isinstance(stated, Number):
+        return _equality(_same_number(gold, stated))
+    if isinstance(gold, Text):
+        return _compare_text(gold, stated)
+    if isinstance(gold, Ratio) and isinstance(stated, Ratio):
+        return _equality(
+            gold.parts == stated.parts and (gold.suffix == stated.suffix or not gold.suffix)
+        )
+    if isinstance(gold, Range) and isinstance(stated, Range):
+        same = _same_number(gold.low, stated.low) and _same_number(gold.high, stated.high)
+        return _equality(same)
+    if isinstance(gold, Matrix) and isinstance(stated, Matrix):
+        return _compare_rows(gold, stated, symbolic)
+    if isinstance(gold, Equation) and isinstance(stated, Equation):
+        return _ask(symbolic, "equation", _sides(gold), _sides(stated))
+    if isinstance(gold, Interval | Ordered | Union | Many):
+        return _compare_collection(gold, stated, symbolic)
+    if isinstance(stated, Many):
+        return Equality.HEDGED
+    if isinstance(gold, Expression) or isinstance(stated, Expression):
+        return _compare_expression(gold, stated, symbolic)
+    if isinstance(stated, Text):
+        unclear = any(c.isdigit() for c in stated.text) and isinstance(gold, Number)
+        return Equality.UNREADABLE if unclear else Equality.DIFFERENT
+    return Equality.DIFFERENT
+
+
+def plain_text(text: str) -> str:
+    """Return text without case, leading article, punctuation and needless space."""
+    return _ARTICLE.sub("", _PUNCTUATION.sub(" ", text.casefold()).strip())
+
+
+def choice_of(text: str) -> str | None:
+    """Return the letter, upper case, if text is a choice such as C, (c) or `C. 72 clips`."""
+    match = _CHOICE.fullmatch(text.strip()) or _CHOICE_LED.fullmatch(text.strip())
+    return match.group(1).upper() if match else None
+
+
+def _equality(equal: bool) -> Equality:
+    return Equality.EQUAL if equal else Equality.DIFFERENT
+
+
+def _same_number(gold: Number, stated: Number) -> bool:
+    if not same_unit(gold.unit, stated.unit):
+        return False
+    if gold.value == stated.value:
+        return True
+    return _rounds_to(gold, stated) or _rounds_to(stated, gold)
+
+
+def _rounds_to(decimal: Number, exact: Number) -> bool:
+    """Whether a long decimal is the rounded or cut form of a fraction that no decimal equals."""
+    if decimal.decimals < LONG_DECIMALS or exact.decimals or not _is_periodic(exact.value):
+        return False
+    return abs(decimal.value - exact.value) < Fraction(1, 10**decimal.decimals)
+
+
+def _is_periodic(value: Fraction) -> bool:
+    rest = value.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest != 1
+
+
+def _compare_text(gold: Text, stated: Value) -> Equality:
+    if isinstance(stated, Many):
+        return Equality.HEDGED
+    if not isinstance(stated, Text):
+        return Equality.DIFFERENT
+    if len(gold.text) == 1 and gold.text.isalpha():
+        return _equality(choice_of(stated.text) == gold.text.upper())
+    return _equality(plain_text(gold.text) == plain_text(stated.text))
+
+
+def _compare_named(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
+    if isinstance(gold, Equation) or isinstance(stated, Equation):
+        if isinstance(gold, Equation | Named) and isinstance(stated, Equation | Named):
+            return _ask(symbolic, "equation", _sides(gold), _sides(stated))
+        return Equality.DIFFERENT
+    if isinstance(gold, Named) and isinstance(stated, Named):
+        first, second = gold.name.replace(" ", ""), stated.name.replace(" ", "")
+        if first != second and max(len(first), len(second)) == 1:
+            return Equality.DIFFERENT
+    return compare(_unnamed(gold), _unnamed(stated), symbolic)
+
+
+def _unnamed(value: Value) -> Value:
+    return value.value if isinstance(value, Named) else value
+
+
+def _sides(value: Equation | Named) -> str:
+    if isinstance(value, Equation):
+        return f"{value.left} - ({value.right})"
+    return f"{value.name} - ({_latex(value.value)})"
+
+
+def _compare_rows(gold: Matrix, stated: Matrix, symbolic: Symbolic) -> Equality:
+    if [len(row) for row in gold.rows] != [len(row) for row in stated.rows]:
+        return Equality.DIFFERENT
+    pairs = [
+        compare(wanted, given, symbolic)
+        for gold_row, stated_row in zip(gold.rows, stated.rows, strict=True)
+        for wanted, given in zip(gold_row, stated_row, strict=True)
+    ]
+    return _all(pairs)
+
+
+def _all(found: Sequence[Equality]) -> Equality:
+    if all(one is Equality.EQUAL for one in found):
+        return Equality.EQUAL
+    if Equality.DIFFERENT in found or Equality.HEDGED in found:
+        return Equality.DIFFERENT
+    return Equality.UNREADABLE
+
+
+def _compare_collection(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
+    if isinstance(gold, Interval) and isinstance(stated, Interval):
+        return _compare_intervals(gold, stated, symbolic)
+    if isinstance(gold, Interval) or isinstance(stated, Interval):
+        other = stated if isinstance(gold, Interval) else gold
+        interval = _as_interval(other)
+        if interval is None:
+            return Equality.DIFFERENT
+        if isinstance(gold, Interval):
+            return _compare_intervals(gold, interval, symbolic)
+        assert isinstance(stated, Interval)
+        return _compare_intervals(interval, stated, symbolic)
+    if isinstance(gold, Ordered) and isinstance(stated, Ordered):
+        if (gold.opening, gold.closing) != (stated.opening, stated.closing):
+            return Equality.DIFFERENT
+        if len(gold.items) != len(stated.items):
+            return Equality.DIFFERENT
+        pairs = zip(gold.items, stated.items, strict=True)
+        return _all([compare(wanted, given, symbolic) for wanted, given in pairs])
+    if isinstance(gold, Union) and isinstance(stated, Union):
+        return _match(gold.parts, stated.parts, symbolic)
+    if isinstance(gold, Many) and isinstance(stated, Many):
+        return _match(gold.items, stated.items, symbolic)
+    if isinstance(gold, Many) and len(gold.items) == 1:
+        return compare(gold.items[0], stated, symbolic)
+    return Equality.DIFFERENT
+
+
+def _match(gold: tuple[Value, ...], stated: tuple[Value, ...], symbolic: Symbolic) -> Equality:
+    """Whether two collections hold the same values, in any order and repeated or not."""
+    unclear = False
+    for wanted in gold:
+        found = [compare(wanted, given, symbolic) for given in stated]
+        if Equality.EQUAL not in found:
+            if Equality.UNREADABLE not in found:
+                return Equality.DIFFERENT
+            unclear = True
+    for given in stated:
+        found = [compare(wanted, given, symbolic) for wanted in gold]
+        if Equality.EQUAL not in found:
+            if Equality.UNREADABLE not in found:
+                return Equality.DIFFERENT
+            unclear = True
+    return Equality.UNREADABLE if unclear else Equality.EQUAL
+
+
+def _as_interval(value: Value) -> Interval | None:
+    if not isinstance(value, Ordered) or len(value.items) != 2:
+        return None
+    low, high = value.items
+    return Interval(
+        low=None if _is_infinite(low) else low,
+        high=None if _is_infinite(high) else high,
+        low_closed=value.opening == "[",
+        high_closed=value.closing == "]",
+    )
+
+
+def _is_infinite(value: Value) -> bool:
+    return isinstance(value, Expression) and value.latex.replace(" ", "") in (
+        "\\infty",
+        "-\\infty",
+        "+\\infty",
+    )
+
+
+def _compare_intervals(gold: Interval, stated: Interval, symbolic: Symbolic) -> Equality:
+    if (gold.low_closed, gold.high_closed) != (stated.low_closed, stated.high_closed):
+        return Equality.DIFFERENT
+    if gold.variable and stated.variable and gold.variable.strip() != stated.variable.strip():
+        return Equality.DIFFERENT
+    found = []
+    for wanted, given in ((gold.low, stated.low), (gold.high, stated.high)):
+        if (wanted is None) != (given is None):
+            return Equality.DIFFERENT
+        if wanted is not None and given is not None:
+            found.append(compare(wanted, given, symbolic))
+    return _all(found)
+
+
+def _compare_expression(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
+    if isinstance(stated, Text):
+        return (
+            Equality.DIFFERENT if not any(c.isdigit() for c in stated.text) else Equality.UNREADABLE
+        )
+    if not isinstance(gold, Expression | Number | Arithmetic) or not isinstance(
+        stated, Expression | Number | Arithmetic
+    ):
+        return Equality.DIFFERENT
+    if isinstance(stated, Number) and isinstance(gold, Expression) and stated.unit:
+        stated = Number(value=stated.value)
+    left, right = _latex(gold), _latex(stated)
+    if left.replace(" ", "") == right.replace(" ", ""):
+        return Equality.EQUAL
+    return _ask(symbolic, "value", left, right)
+
+
+def _ask(symbolic: Symbolic, kind: str, gold: str, stated: str) -> Equality:
+    verdict = symbolic.compare(kind, gold, stated)
+    if verdict is SymbolicVerdict.EQUAL:
+        return Equality.EQUAL
+    if verdict is SymbolicVerdict.DIFFERENT:
+        return Equality.DIFFERENT
+    return Equality.UNREADABLE
+
+
+def _latex(value: Value) -> str:
+    if isinstance(value, Number):
+        exact = value.value
+        if exact.denominator == 1:
+            return str(exact.numerator)
+        return f"\\frac{{{exact.numerator}}}{{{exact.denominator}}}"
+    if isinstance(value, Expression):
+        return value.latex.replace("*", " \\cdot ")
+    if isinstance(value, Arithmetic):
+        return value.text.replace("*", " \\cdot ")
+    if isinstance(value, Text):
+        return value.text
+    if isinstance(value, Ordered | Many):
+        return ", ".join(_latex(item) for item in value.items)
+    return ""

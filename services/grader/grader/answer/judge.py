@@ -1,0 +1,149 @@
+"""Judges one response against one reference: the policy on answers.
+
+No answer stated: wrong, kind format. Several values where one was wanted: wrong, kind format. A definite other value:
+wrong, kind reasoning. An answer stated that could not be read: the fallback chain is tried, then the response is
+masked, kind extraction, and has no vote.
+"""
+
+import re
+from dataclasses import dataclass
+
+from trajectory.types import OutcomeKind
+
+from grader.answer.compare import Equality, choice_of, compare, plain_text
+from grader.answer.extraction import Statement, extract
+from grader.answer.normalize import normalize
+from grader.answer.reading import MAX_SPAN, read
+from grader.answer.symbolic import Symbolic
+from grader.answer.values import Expression, Many, Number, Ordered, Text, Value
+
+_NUMBERS = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+_HEDGE = re.compile(
+    r"\b(?:not|between|or|either|neither|except|at least|at most|more than|less than|over|under|range)\b",
+    re.IGNORECASE,
+)
+_INNER = re.compile(r"\b(?:is|are|equals|total of|be)\s+(.+)$", re.IGNORECASE)
+
+
+class ReferenceUnreadableError(ValueError):
+    """The reference is blank or too long to be an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerJudgement:
+    """How a response was judged."""
+
+    correct: bool
+    kind: OutcomeKind | None
+    """None for a right answer."""
+    masked: bool
+    extracted: str | None
+    """The answer as written; None if none was stated."""
+    explanation: str
+
+
+def judge_answer(
+    response: str, reference: str, symbolic: Symbolic, *, stated_only: bool = False
+) -> AnswerJudgement:
+    """Judge a response against a reference.
+
+    Args:
+        response: text of the agent's last message.
+        reference: the right answer in any notation.
+        symbolic: compares formulas.
+        stated_only: take no unmarked number, because the message was cut off or still calls tools.
+
+    Raises:
+        ReferenceUnreadableError: the reference is blank or too long.
+    """
+    gold = _read_reference(reference)
+    extraction = extract(response, stated_only=stated_only)
+    statement = extraction.statement
+    if statement is None:
+        explanation = (
+            "an answer is announced but none follows" if extraction.blank else "no answer is stated"
+        )
+        return AnswerJudgement(
+            correct=False,
+            kind=OutcomeKind.FORMAT,
+            masked=False,
+            extracted=None,
+            explanation=explanation,
+        )
+    found = _compare_statement(gold, reference, statement, symbolic)
+    return _judgement(found, statement, reference)
+
+
+def _read_reference(reference: str) -> Value:
+    gold = read(normalize(reference), listed=True) if len(reference) <= MAX_SPAN else None
+    if gold is None:
+        shown = reference if len(reference) <= 60 else f"{reference[:57]}..."
+        raise ReferenceUnreadableError(
+            f"the reference {shown!r} is no answer: it must hold 1 to {MAX_SPAN} characters of text or mathematics"
+        )
+    return gold
+
+
+def _compare_statement(
+    gold: Value, reference: str, statement: Statement, symbolic: Symbolic
+) -> Equality:
+    span = statement.text
+    if len(span) > MAX_SPAN:
+        return Equality.UNREADABLE
+    normal = normalize(span)
+    if normal and normal == normalize(reference):
+        return Equality.EQUAL
+    if isinstance(gold, Text):
+        if plain_text(normalize(statement.line[:MAX_SPAN])) == plain_text(gold.text):
+            return Equality.EQUAL
+        if len(gold.text) == 1 and gold.text.isalpha() and choice_of(normal):
+            return Equality.EQUAL if choice_of(normal) == gold.text.upper() else Equality.DIFFERENT
+    stated = read(normal, listed=isinstance(gold, Many | Ordered))
+    if stated is None:
+        return Equality.UNREADABLE
+    found = compare(gold, stated, symbolic)
+    if found is Equality.DIFFERENT and isinstance(gold, Number) and isinstance(stated, Text):
+        found = _inside(gold, normal, symbolic) or found
+    if found is Equality.UNREADABLE and not isinstance(stated, Expression):
+        return _inside(gold, normal, symbolic) or found
+    return found
+
+
+def _inside(gold: Value, span: str, symbolic: Symbolic) -> Equality | None:
+    """Fallback for a statement in prose: what follows `is`, or its only number; None if neither decides."""
+    inner = _INNER.search(span)
+    if inner:
+        value = read(inner.group(1))
+        if value is not None and not isinstance(value, Text):
+            found = compare(gold, value, symbolic)
+            return None if found is Equality.UNREADABLE else found
+    numbers = set(_NUMBERS.findall(span))
+    if len(numbers) == 1 and not _HEDGE.search(span) and isinstance(gold, Number):
+        value = read(numbers.pop())
+        return compare(Number(value=gold.value), value, symbolic) if value is not None else None
+    return None
+
+
+def _judgement(found: Equality, statement: Statement, reference: str) -> AnswerJudgement:
+    shown = statement.text if len(statement.text) <= 80 else f"{statement.text[:77]}..."
+    gold = reference if len(reference) <= 80 else f"{reference[:77]}..."
+    kinds = {
+        Equality.EQUAL: (None, f"{shown!r} equals {gold!r}"),
+        Equality.DIFFERENT: (OutcomeKind.REASONING, f"{shown!r} is not {gold!r}"),
+        Equality.HEDGED: (
+            OutcomeKind.FORMAT,
+            f"{shown!r} names several values where one is wanted",
+        ),
+        Equality.UNREADABLE: (
+            OutcomeKind.EXTRACTION,
+            f"the stated answer {shown!r} could not be read",
+        ),
+    }
+    kind, explanation = kinds[found]
+    return AnswerJudgement(
+        correct=found is Equality.EQUAL,
+        kind=kind,
+        masked=found is Equality.UNREADABLE,
+        extracted=statement.text,
+        explanation=explanation,
+    )

@@ -1,0 +1,199 @@
+"""Grader definitions: JSON in, checked graders with weights out.
+
+A definition is one grader, or `multi` with several:
+
+    {"type": "multi",
+     "graders": [{"name": "reward", "type": "efficiency", "weight": 1, ...},
+                 {"name": "accuracy", "type": "answer", "reference": "{{item.answer}}", "weight": 0}],
+     "range": [0, 1], "rule": "clip"}
+
+The combined score is the weighted mean; weight 0 means measured only. The rule says what becomes of a combined score
+outside the range: clip it, map it into the range from `from` (affine), or refuse.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grader.fields import Fields, Problems, shown
+from grader.kinds.base import Grader, KindTable
+from grader.kinds.table import KINDS
+
+RULES = ("clip", "affine", "refuse")
+MAX_JSON = 256 * 1024
+"""Characters that a definition may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One grader of a definition."""
+
+    name: str
+    type: str
+    weight: float
+    grader: Grader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The declared range of the combined score and what to do outside it."""
+
+    low: float
+    high: float
+    rule: str
+    source_low: float
+    source_high: float
+    """For affine: the range that is mapped onto [low, high]."""
+
+    def apply(self, score: float) -> float | None:
+        """Return the score inside the range; None if the rule refuses it."""
+        if self.rule == "affine":
+            share = (score - self.source_low) / (self.source_high - self.source_low)
+            score = self.low + share * (self.high - self.low)
+        if self.rule == "refuse" and not self.low <= score <= self.high:
+            return None
+        return min(self.high, max(self.low, score))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A checked grader definition."""
+
+    components: tuple[Component, ...]
+    bounds: Bounds
+    version: str
+    """Of this package and this definition: the same text of keys and values gives the same version."""
+
+
+class Definitions:
+    """Parses definitions and stamps them with a version."""
+
+    def __init__(self, *, package_version: str) -> None:
+        """Use the shipped kinds.
+
+        Args:
+            package_version: version of the grader; part of every grader version.
+        """
+        self._kinds = KindTable(KINDS)
+        self._package_version = package_version
+
+    def parse(self, text: str) -> Definition:
+        """Check a definition.
+
+        Raises:
+            InvalidArgument: with one violation per wrong field, by JSON path.
+        """
+        problems = Problems()
+        values = _load(text, problems)
+        components: tuple[Component, ...] = ()
+        bounds = None
+        if values is not None:
+            fields = Fields(values, "", problems)
+            components = self._components(fields)
+            bounds = _bounds(fields)
+            fields.finish()
+            _check_components(components, problems)
+        problems.raise_if_any("grader definition")
+        assert values is not None and bounds is not None
+        return Definition(components=components, bounds=bounds, version=self._version(values))
+
+    def _components(self, fields: Fields) -> tuple[Component, ...]:
+        if fields.values.get("type") != "multi":
+            known = self._kinds.parse(fields)
+            one = _component(fields, known, default_weight=1.0)
+            return (one,) if one else ()
+        fields.has("type")
+        fields.has("name")
+        components = []
+        for child in fields.children("graders"):
+            if child.values.get("type") == "multi":
+                child.problems.add(
+                    child.at("type"), "multi cannot hold multi; list its graders here"
+                )
+                continue
+            component = _component(child, self._kinds.parse(child), default_weight=1.0)
+            if component is not None:
+                child.finish()
+                components.append(component)
+        return tuple(components)
+
+    def _version(self, values: dict[str, object]) -> str:
+        canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        digest = hashlib.sha256(canonical.encode()).hexdigest()[:12]
+        return f"{self._package_version}+{digest}"
+
+
+def _load(text: str, problems: Problems) -> dict[str, object] | None:
+    if len(text) > MAX_JSON:
+        problems.add("", f"must be at most {MAX_JSON} characters, found {len(text)}")
+        return None
+    try:
+        values = json.loads(text, parse_constant=_refuse_constant(problems))
+    except (ValueError, RecursionError) as err:
+        problems.add("", f"is not JSON: {err}; found {shown(text)}")
+        return None
+    if not isinstance(values, dict):
+        problems.add("", f"must be a JSON object, found {shown(values)}")
+        return None
+    return values
+
+
+def _refuse_constant(problems: Problems) -> Callable[[str], float]:
+    def refuse(name: str) -> float:
+        problems.add("", f"{name} is not a finite number")
+        return 0.0
+
+    return refuse
+
+
+def _component(fields: Fields, grader: Grader | None, *, default_weight: float) -> Component | None:
+    kind = fields.values.get("type")
+    weight = fields.number("weight", default_weight, low=0.0)
+    name = fields.text("name", kind if isinstance(kind, str) and kind else "grader")
+    if grader is None:
+        return None
+    return Component(name=name, type=str(kind), weight=weight, grader=grader)
+
+
+def _bounds(fields: Fields) -> Bounds:
+    low, high = _pair(fields, "range", (0.0, 1.0))
+    rule = fields.choice("rule", RULES, "clip")
+    source = (low, high)
+    if fields.has("from"):
+        source = _pair(fields, "from", (low, high))
+        if rule != "affine":
+            fields.problems.add(fields.at("from"), f"is for rule affine, and the rule is {rule}")
+    elif rule == "affine":
+        fields.problems.add(fields.at("from"), "is required for rule affine: the range to map")
+    return Bounds(low=low, high=high, rule=rule, source_low=source[0], source_high=source[1])
+
+
+def _pair(fields: Fields, key: str, default: tuple[float, float]) -> tuple[float, float]:
+    if not fields.has(key):
+        return default
+    value = fields.values[key]
+    if (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
+        and all(math.isfinite(v) for v in value)
+        and value[0] < value[1]
+    ):
+        return float(value[0]), float(value[1])
+    fields.problems.add(
+        fields.at(key), f"must be two numbers [low, high] with low < high, found {shown(value)}"
+    )
+    return default
+
+
+def _check_components(components: tuple[Component, ...], problems: Problems) -> None:
+    if not components:
+        return
+    names = [component.name for component in components]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        problems.add("graders", f"the name {name!r} is used more than once; each needs its own")
+    if sum(component.weight for component in components) <= 0 and not problems.found:
+        where = "graders" if len(components) > 1 else "weight"
+        problems.add(where, "the weights add up to 0; at least one grader needs a weight above 0")

@@ -1,0 +1,1 @@
+"""Grader kinds, one file each; `kinds.table` names them."""

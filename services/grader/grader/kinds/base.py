@@ -1,0 +1,84 @@
+"""The seam that every grader kind fits."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from grader.answer.symbolic import Symbolic
+from grader.fields import Fields, nearest, shown
+from grader.sample import Graded, Sample
+from grader.templates import Template, TemplateError, parse_template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruments:
+    """What graders may use besides the sample."""
+
+    symbolic: Symbolic
+
+
+class Grader(Protocol):
+    """Scores one sample."""
+
+    def grade(self, sample: Sample, instruments: Instruments) -> Graded:
+        """Return a finite value.
+
+        Raises:
+            GradingFaultError: grading could not be done.
+        """
+        ...
+
+
+class Kinds(Protocol):
+    """Parses nested grader definitions."""
+
+    def parse(self, fields: Fields) -> Grader | None:
+        """Parse an object with a `type`; report problems and return None if it is not sound."""
+        ...
+
+
+ParseGrader = Callable[[Fields, Kinds], Grader | None]
+"""Reads the keys of one grader kind; reports problems through the fields, None if it cannot be built."""
+
+
+class KindTable:
+    """Parses definitions by an explicit table of kinds."""
+
+    def __init__(self, parsers: Mapping[str, ParseGrader]) -> None:
+        """Use the given kinds."""
+        self._parsers = parsers
+
+    def parse(self, fields: Fields) -> Grader | None:
+        """Parse an object with a `type`; report problems and return None if it is not sound."""
+        kind = fields.values.get("type")
+        fields.has("type")
+        fields.has("name")
+        fields.has("weight")
+        parser = self._parsers.get(kind) if isinstance(kind, str) else None
+        if parser is None:
+            found = "is required" if kind is None else f"{shown(kind)} is not a grader type"
+            hint = nearest(kind if isinstance(kind, str) else "", list(self._parsers))
+            fields.problems.add(fields.at("type"), f"{found}; {hint}")
+            return None
+        return parser(fields, self)
+
+
+def template_field(fields: Fields, key: str, default: str | None = None) -> Template:
+    """Read a template."""
+    text = fields.text(key, default)
+    try:
+        return parse_template(text)
+    except TemplateError as err:
+        fields.problems.add(fields.at(key), str(err))
+        return Template(source=text, pieces=(text,))
+
+
+def nested_grader(fields: Fields, key: str, kinds: Kinds) -> Grader | None:
+    """Read a grader inside another."""
+    child = fields.child(key)
+    if child is None:
+        return None
+    grader = kinds.parse(child)
+    if grader is not None:
+        child.finish()
+    return grader

@@ -1,0 +1,51 @@
+"""`string_check`: compares two texts by an operation.
+
+    {"type": "string_check", "input": "{{sample.output_text}}", "reference": "{{item.label}}", "operation": "eq"}
+
+eq and ne compare exactly; like and ilike look for the reference inside the input, ilike without case.
+"""
+
+from dataclasses import dataclass
+
+from trajectory.types import OutcomeKind
+
+from grader.fields import Fields
+from grader.kinds.base import Instruments, Kinds, template_field
+from grader.sample import Graded, Sample
+from grader.templates import Template
+
+OPERATIONS = ("eq", "ne", "like", "ilike")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StringCheckGrader:
+    """Compares two rendered texts."""
+
+    input: Template
+    reference: Template
+    operation: str
+
+    def grade(self, sample: Sample, instruments: Instruments) -> Graded:
+        """Return 1 if the operation holds, else 0."""
+        given, wanted = self.input.render(sample), self.reference.render(sample)
+        holds = {
+            "eq": given == wanted,
+            "ne": given != wanted,
+            "like": wanted in given,
+            "ilike": wanted.casefold() in given.casefold(),
+        }[self.operation]
+        if holds:
+            return Graded(value=1.0, kind=None, explanation=f"{self.operation} holds")
+        kind = OutcomeKind.REASONING if sample.output_text.strip() else OutcomeKind.FORMAT
+        return Graded(
+            value=0.0, kind=sample.shortfall(kind), explanation=f"{self.operation} does not hold"
+        )
+
+
+def parse(fields: Fields, kinds: Kinds) -> StringCheckGrader:
+    """Read the definition."""
+    return StringCheckGrader(
+        input=template_field(fields, "input", "{{sample.output_text}}"),
+        reference=template_field(fields, "reference"),
+        operation=fields.choice("operation", OPERATIONS, "eq"),
+    )

@@ -1,12 +1,15 @@
 """Blobs: payloads too large for an event, kept in the object store and named by reference, size and digest."""
 
+import contextlib
 import hashlib
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, overload
+from typing import BinaryIO, Protocol, overload
 
 from hone.common.v1 import blob_pb2
-from servicekit.errors import DataLoss, InvalidArgument
+from servicekit.errors import DataLoss, InvalidArgument, NotFound
 
 BUCKET = "hone-blobs"
 """The one bucket of the suite."""
@@ -99,3 +102,33 @@ def reference(name: str, data: bytes | Path) -> blob_pb2.BlobRef:
     return blob_pb2.BlobRef(
         bucket=BUCKET, name=name, size_bytes=checker.size_bytes, sha256=checker.sha256
     )
+
+
+def check_bucket(ref: blob_pb2.BlobRef) -> None:
+    """Raises InvalidArgument if the reference is to another store."""
+    if ref.bucket != BUCKET:
+        raise InvalidArgument(
+            f"blob {ref.name!r} lies in bucket {ref.bucket!r}, but this store is {BUCKET!r}",
+            reason="BUCKET_UNKNOWN",
+        )
+
+
+def missing(ref: blob_pb2.BlobRef) -> NotFound:
+    """Returns what to raise where there is no such blob."""
+    return NotFound(f"there is no blob {ref.name!r} in {ref.bucket!r}", reason="BLOB_MISSING")
+
+
+@contextlib.contextmanager
+def whole_file(destination: Path) -> Iterator[BinaryIO]:
+    """Yields a file that takes the destination's place once the block ends well."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    handle, path = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path, destination)
+    except BaseException:
+        Path(path).unlink(missing_ok=True)
+        raise

@@ -114,6 +114,7 @@ class DeliveryRunner:
         ledger: Where RetryLater is counted.
         dead_letter: Writes the dead letter; raises HoneError if it cannot.
         rng: For jitter.
+        tracer: Makes the CONSUMER spans.
         freed: Called when a handler has ended.
     """
 
@@ -125,6 +126,7 @@ class DeliveryRunner:
         ledger: RetryLedger,
         dead_letter: Callable[[Refusal], Awaitable[None]],
         rng: random.Random,
+        tracer: trace.Tracer,
         freed: Callable[[], None],
     ) -> None:
         """Starts with nothing running."""
@@ -136,7 +138,7 @@ class DeliveryRunner:
         self._freed = freed
         self._running: dict[int, _Running] = {}
         self._handled: OrderedDict[tuple[int, str], None] = OrderedDict()
-        self._tracer = trace.get_tracer(tracing.TRACER)
+        self._tracer = tracer
         self.closing = False
 
     @property
@@ -188,6 +190,13 @@ class DeliveryRunner:
             if not running.handled:
                 await running.ticket.nak(0.0)
             raise
+        except HoneError as err:
+            # The handler's own errors end in _handle: this is the ledger, out of reach.
+            _LOG.warning(
+                "could not count a delivery; the event comes back",
+                extra={"consumer": self._policy.consumer, "sequence": sequence, "error": str(err)},
+            )
+            await running.ticket.nak(_BACKOFF.longest_seconds)
         finally:
             del self._running[sequence]
             self._freed()

@@ -14,16 +14,15 @@ import nats.js.errors
 from google.protobuf.message import DecodeError
 from hone.events.v1 import events_pb2
 from nats.aio.msg import Msg
-from opentelemetry import context as otel_context
 from opentelemetry import trace
-from servicekit.errors import DataLoss, HoneError, InvalidArgument
+from servicekit.errors import DataLoss, HoneError
 
 from eventbus import subjects, tracing
 from eventbus.bus import STREAM, Handler, LoggedEvent, PublishAck, StreamUsage
-from eventbus.envelope import dead_letter, payload_type, subject_of
+from eventbus.claiming import StoredClaims
 from eventbus.handling import ConsumePolicy, Refusal
 from eventbus.jetstream.blobs import NatsBlobs
-from eventbus.jetstream.claims import NatsClaims, NatsRetryLedger
+from eventbus.jetstream.claims import NatsClaimStore, NatsRetryLedger
 from eventbus.jetstream.connection import NatsConnection
 from eventbus.jetstream.consumer import NatsConsumer
 from eventbus.jetstream.options import BusOptions
@@ -31,6 +30,7 @@ from eventbus.jetstream.publisher import Publisher
 from eventbus.jetstream.reader import StreamReader
 from eventbus.jetstream.retry import persist
 from eventbus.jetstream.streams import CLAIMS_BUCKET, Streams
+from eventbus.outgoing import checked, publish_dead_letter
 
 _LOG = logging.getLogger("hone.eventbus")
 
@@ -39,7 +39,12 @@ class NatsBus:
     """The EVENTS stream, its claims and its blobs, over one connection. Make it with `connect`."""
 
     def __init__(
-        self, connection: NatsConnection, *, clock: Callable[[], float], rng: random.Random
+        self,
+        connection: NatsConnection,
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+        tracer: trace.Tracer,
     ) -> None:
         """Puts the parts together; `connect` does that and opens them."""
         self._connection = connection
@@ -47,7 +52,7 @@ class NatsBus:
         self._rng = rng
         self._streams = Streams(connection, rng)
         self._publisher = Publisher(connection, self._streams, rng)
-        self._tracer = trace.get_tracer(tracing.TRACER)
+        self._tracer = tracer
 
     @classmethod
     async def connect(
@@ -58,6 +63,7 @@ class NatsBus:
         options: BusOptions | None = None,
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        tracer: trace.Tracer | None = None,
     ) -> Self:
         """Returns a bus that is connected, with the stream and buckets in place; waits for NATS to appear.
 
@@ -67,9 +73,15 @@ class NatsBus:
             options: Limits and times.
             clock: Seconds since the epoch; leases are measured by it.
             rng: For jitter and write ids.
+            tracer: Makes the messaging spans; by default the process's own.
         """
         connection = NatsConnection(url, name, options or BusOptions())
-        bus = cls(connection, clock=clock, rng=rng or random.Random())
+        bus = cls(
+            connection,
+            clock=clock,
+            rng=rng or random.Random(),
+            tracer=tracer or trace.get_tracer(tracing.TRACER),
+        )
         await connection.open()
         try:
             await bus._streams.ensure()
@@ -99,26 +111,11 @@ class NatsBus:
 
     async def publish(self, envelope: events_pb2.Envelope) -> PublishAck:
         """Adds an event to the stream, or finds it there."""
-        if not envelope.event_id:
-            raise InvalidArgument(
-                "the envelope has no event_id; make it with eventbus.envelope.new_envelope",
-                violations={"event_id": "is required"},
-            )
-        type_name = subjects.TYPES[payload_type(envelope)]
-        subject = subject_of(envelope)
-        payload = envelope.SerializeToString()
-        limit = self._connection.options.max_event_bytes
-        if len(payload) > limit:
-            raise InvalidArgument(
-                f"event {envelope.event_id} ({type_name}) is {len(payload)} bytes, more than the {limit} that an "
-                f"event may have: store the large part with blobs().put and publish its reference",
-                reason="EVENT_TOO_LARGE",
-                violations={"payload": f"at most {limit} bytes"},
-            )
-        what = f"publishing {type_name} {envelope.event_id}"
-        with tracing.publishing(self._tracer, envelope, type_name, subject) as headers:
+        out = checked(envelope, self._connection.options.max_event_bytes)
+        what = f"publishing {out.type_name} {envelope.event_id}"
+        with tracing.publishing(self._tracer, envelope, out.type_name, out.subject) as headers:
             headers["Nats-Msg-Id"] = envelope.event_id
-            return await self._publisher.publish(what, subject, payload, headers)
+            return await self._publisher.publish(what, out.subject, out.data, headers)
 
     async def consume(
         self,
@@ -148,6 +145,7 @@ class NatsBus:
             dead_letter=self._dead_letter,
             advise=self._on_advisory,
             rng=self._rng,
+            tracer=self._tracer,
         ).run(stop)
 
     async def read(
@@ -185,9 +183,10 @@ class NatsBus:
                     context=tracing.extract(message.headers),
                 )
 
-    async def claims(self) -> NatsClaims:
+    async def claims(self) -> StoredClaims:
         """Returns the claims of the suite."""
-        return NatsClaims(self._connection, clock=self._clock, rng=self._rng)
+        store = NatsClaimStore(self._connection, self._rng)
+        return StoredClaims(store, clock=self._clock, rng=self._rng)
 
     async def blobs(self) -> NatsBlobs:
         """Returns the blobs of the suite."""
@@ -228,32 +227,7 @@ class NatsBus:
         )
 
     async def _dead_letter(self, refusal: Refusal) -> None:
-        """Publishes a message.dead_lettered in the trace of the message that failed."""
-        about = {
-            "consumer": refusal.consumer,
-            "sequence": refusal.sequence,
-            "subject": refusal.subject,
-            "why": refusal.reason,
-        }
-        if refusal.envelope.HasField("dead_lettered"):
-            # A dead letter about a dead letter would breed the next one.
-            _LOG.error("a dead letter could not be handled; it is dropped", extra=about)
-            return
-        envelope = dead_letter(
-            refusal.envelope,
-            consumer=refusal.consumer,
-            sequence=refusal.sequence,
-            subject=refusal.subject,
-            delivery_count=refusal.delivery_count,
-            reason=refusal.reason,
-            clock=self._clock,
-        )
-        token = otel_context.attach(tracing.extract(refusal.headers))
-        try:
-            await self.publish(envelope)
-        finally:
-            otel_context.detach(token)
-        _LOG.error("event became a dead letter", extra=about)
+        await publish_dead_letter(self.publish, refusal, self._clock)
 
     async def _on_advisory(self, message: Msg) -> None:
         """Turns the server's word that it will not deliver a message again into a dead letter."""

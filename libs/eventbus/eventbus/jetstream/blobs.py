@@ -8,10 +8,8 @@ import asyncio
 import base64
 import contextlib
 import logging
-import os
 import random
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, overload
 
@@ -19,7 +17,7 @@ import nats.js.errors
 from hone.common.v1 import blob_pb2
 from nats.js import api
 from nats.js.object_store import ObjectStore
-from servicekit.errors import DataLoss, InvalidArgument, NotFound
+from servicekit.errors import DataLoss
 
 from eventbus import blobs
 from eventbus.jetstream.connection import NatsConnection
@@ -81,22 +79,16 @@ class NatsBlobs:
 
     async def get(self, ref: blob_pb2.BlobRef, destination: Path | None = None) -> bytes | Path:
         """Fetches a blob; with a destination into that file, which appears only once it is whole."""
-        if ref.bucket != blobs.BUCKET:
-            raise InvalidArgument(
-                f"blob {ref.name!r} lies in bucket {ref.bucket!r}, but this store is {blobs.BUCKET!r}",
-                reason="BUCKET_UNKNOWN",
-            )
+        blobs.check_bucket(ref)
         info = await self._info(ref.name)
         if info is None or info.nuid is None:
-            raise NotFound(
-                f"there is no blob {ref.name!r} in {ref.bucket!r}", reason="BLOB_MISSING"
-            )
+            raise blobs.missing(ref)
         if destination is None:
             with tempfile.TemporaryFile() as file:
                 await self._fetch(ref, info.nuid, file)
                 file.seek(0)
                 return await asyncio.to_thread(file.read)
-        with _whole_file(destination) as file:
+        with blobs.whole_file(destination) as file:
             await self._fetch(ref, info.nuid, file)
         return destination
 
@@ -135,19 +127,3 @@ class NatsBlobs:
 def _hex_digest(info: api.ObjectInfo) -> str:
     text = (info.digest or "").partition("=")[2]
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).hex()
-
-
-@contextlib.contextmanager
-def _whole_file(destination: Path) -> Iterator[BinaryIO]:
-    """Yields a file that takes the destination's place once the block ends well."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    handle, path = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path, destination)
-    except BaseException:
-        Path(path).unlink(missing_ok=True)
-        raise

@@ -9,6 +9,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js import api
+from opentelemetry import trace
 from servicekit.errors import FailedPrecondition, InvalidArgument
 
 from eventbus import subjects
@@ -96,6 +97,7 @@ class NatsConsumer:
         dead_letter: Writes a dead letter.
         advise: Turns a max-deliveries advisory for (consumer, sequence, deliveries) into a dead letter.
         rng: For jitter.
+        tracer: Makes the CONSUMER spans.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class NatsConsumer:
         dead_letter: Callable[[Refusal], Awaitable[None]],
         advise: Callable[[Msg], Awaitable[None]],
         rng: random.Random,
+        tracer: trace.Tracer,
     ) -> None:
         """Keeps the parts; `run` runs."""
         if not types:
@@ -126,6 +129,7 @@ class NatsConsumer:
             ledger=ledger,
             dead_letter=dead_letter,
             rng=rng,
+            tracer=tracer,
             freed=self._on_freed,
         )
         # Asking for single messages would cost a request each; a quarter at a time keeps handlers busy.

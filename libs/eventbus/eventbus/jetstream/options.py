@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from eventbus.outgoing import MAX_EVENT_BYTES
+
 GIB = 1 << 30
 
 
@@ -23,8 +25,8 @@ class BusOptions:
     """How long publish, claims and blobs keep trying before they say Unavailable."""
     request_timeout_seconds: float = 5.0
     """How long one try waits for the server's answer."""
-    max_event_bytes: int = 900 * 1024
-    """Largest envelope; the server refuses 1 MiB including headers."""
+    max_event_bytes: int = MAX_EVENT_BYTES
+    """Largest envelope."""
     fetch_seconds: float = 5.0
     """How long one pull lingers on the server."""
     drain_seconds: float = 10.0

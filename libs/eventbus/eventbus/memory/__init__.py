@@ -1,0 +1,1 @@
+"""The in-process twin of the bus, by noun: log, durable, stores. Nothing outlives the process."""

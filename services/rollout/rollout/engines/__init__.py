@@ -1,0 +1,1 @@
+"""Engines that sample from a policy, one file per implementation behind `base.Engine`."""

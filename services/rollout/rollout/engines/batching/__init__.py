@@ -1,0 +1,1 @@
+"""Batched sampling on a CPU: weights, key-value rows, prefix cache, sampling, scheduler."""

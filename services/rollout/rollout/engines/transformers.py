@@ -1,0 +1,215 @@
+"""The CPU engine: a transformers model under our own batching scheduler, on one worker thread.
+
+All torch calls happen on that thread. The event loop hands jobs over through a queue and gets
+results back through futures.
+"""
+
+import asyncio
+import queue
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import transformers
+from trajectory.rendering import ChatTokenizer
+
+from rollout.engines.base import (
+    EngineError,
+    Generation,
+    GenerationRequest,
+    ModelKey,
+    PolicyKey,
+    PolicyMissingError,
+)
+from rollout.engines.batching.model import RowModel
+from rollout.engines.batching.scheduler import Job, PolicyBatch
+from rollout.engines.batching.weights import WeightSet
+
+T = TypeVar("T")
+
+GATHER_SECONDS = 0.01
+"""How long an idle engine waits for more requests after the first, so that they share prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Ends the worker."""
+
+
+class TransformersEngine:
+    """Samples with transformers on CPU threads."""
+
+    name = "transformers"
+
+    def __init__(
+        self, *, threads: int, max_rows: int, cache_bytes: int, rng: random.Random
+    ) -> None:
+        """Takes limits; `threads` 0 means all cores, `rng` seeds requests that bring no seed."""
+        self._threads = threads
+        self._max_rows = max_rows
+        self._cache_bytes = cache_bytes
+        self._rng = rng
+        self._inbox: queue.SimpleQueue[Callable[[], None] | _Stop] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._model: RowModel | None = None
+        self._sets: dict[PolicyKey, WeightSet] = {}
+        self._batches: dict[PolicyKey, PolicyBatch] = {}
+        self._tokenizer: ChatTokenizer | None = None
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer."""
+        if self._tokenizer is None:
+            raise EngineError("the engine has not started")
+        return self._tokenizer
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Positions that the model was made for."""
+        return self._opened().max_context
+
+    async def start(self, folder: Path, model: ModelKey) -> None:
+        """Opens the model on the worker thread."""
+        self._worker = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._worker.start()
+        await self._call(lambda: self._open(folder, model))
+
+    async def load_policy(self, policy: PolicyKey, adapter_dir: Path | None) -> None:
+        """Merges the adapter into a weight set of its own."""
+
+        def load() -> None:
+            if policy not in self._sets:
+                weights = self._opened().weights
+                self._sets[policy] = (
+                    weights.base if adapter_dir is None else weights.merge(adapter_dir)
+                )
+
+        await self._call(load)
+
+    async def unload_policy(self, policy: PolicyKey) -> None:
+        """Drops the weight set and its caches."""
+
+        def unload() -> None:
+            self._sets.pop(policy, None)
+            batch = self._batches.pop(policy, None)
+            if batch is not None:
+                batch.fail_all(EngineError(f"policy {policy} was unloaded"))
+
+        await self._call(unload)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Samples one turn together with whatever else is waiting."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Generation] = loop.create_future()
+        seed = request.sampling.seed
+        rng = random.Random(self._rng.getrandbits(64) if seed is None else seed)
+
+        def settle(result: Generation | Exception) -> None:
+            loop.call_soon_threadsafe(_settle, future, result)
+
+        job = Job(request=request, rng=rng, done=settle)
+        self._inbox.put(lambda: self._submit(job))
+        return await future
+
+    async def close(self) -> None:
+        """Stops the worker; what it holds fails."""
+        if self._worker is not None:
+            self._inbox.put(_Stop())
+            await asyncio.to_thread(self._worker.join)
+            self._worker = None
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """Runs `work` on the worker thread between two steps."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            try:
+                result: T | Exception = work()
+            except Exception as err:  # Belongs to the caller, whatever it is.
+                result = err
+            loop.call_soon_threadsafe(_settle, future, result)
+
+        self._inbox.put(run)
+        return await future
+
+    def _open(self, folder: Path, model: ModelKey) -> None:
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        self._model = RowModel(folder, model.dtype)
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True
+        )
+
+    def _opened(self) -> RowModel:
+        if self._model is None:
+            raise EngineError("the engine has not started")
+        return self._model
+
+    def _submit(self, job: Job) -> None:
+        policy = job.request.policy
+        weights = self._sets.get(policy)
+        if weights is None:
+            job.done(PolicyMissingError(f"policy {policy.run_id} v{policy.version} is not loaded"))
+            return
+        batch = self._batches.get(policy)
+        if batch is None:
+            batch = self._batches[policy] = PolicyBatch(
+                self._opened(),
+                policy,
+                weights,
+                max_rows=self._max_rows,
+                cache_bytes=self._cache_bytes,
+            )
+        batch.submit(job)
+
+    def _run(self) -> None:
+        """Works until told to stop: takes what has arrived, then one step of each policy."""
+        while self._receive():
+            for batch in list(self._batches.values()):
+                if batch.busy:
+                    try:
+                        batch.step()
+                    except Exception as err:  # Torch fails in many ways; the requests must end.
+                        batch.fail_all(EngineError(f"engine transformers: a step failed: {err}"))
+                        self._batches.pop(batch.policy, None)
+        for batch in self._batches.values():
+            batch.fail_all(EngineError("the engine has stopped"))
+
+    def _receive(self) -> bool:
+        """Runs what is in the inbox; waits for it only when nothing is being sampled."""
+        idle = not any(batch.busy for batch in self._batches.values())
+        while True:
+            try:
+                item = self._inbox.get(block=idle, timeout=None)
+            except queue.Empty:
+                return True
+            if isinstance(item, _Stop):
+                return False
+            item()
+            if idle and any(batch.busy for batch in self._batches.values()):
+                return self._gather()
+
+    def _gather(self) -> bool:
+        """Takes more requests until none came for a moment."""
+        while True:
+            try:
+                item = self._inbox.get(timeout=GATHER_SECONDS)
+            except queue.Empty:
+                return True
+            if isinstance(item, _Stop):
+                return False
+            item()
+
+
+def _settle(future: "asyncio.Future[T]", result: T | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

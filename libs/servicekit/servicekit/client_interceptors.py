@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Generator
 from typing import Any
 
 import grpc
@@ -129,11 +129,35 @@ class StreamUnary(_Outgoing, grpc.aio.StreamUnaryClientInterceptor):
         self, continuation: Any, client_call_details: Details, request_iterator: Any
     ) -> Any:
         """Makes the call."""
-        return await self.unary(continuation, client_call_details, request_iterator)
+        span = self.start_span(client_call_details)
+        prepared = self.prepare(client_call_details, span, stream=False)
+        call = await continuation(prepared, request_iterator)
+        return _TypedCall(call, span, _path(client_call_details))
 
-    def may_retry(self, error: HoneError, details: Details) -> bool:
-        """Says no."""
-        return False
+
+class _TypedCall:
+    """A call whose response, when awaited, fails with a typed error; all else is the call's own."""
+
+    def __init__(self, call: Any, span: Span, path: str) -> None:
+        self._call = call
+        self._span = span
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._response().__await__()
+
+    async def _response(self) -> Any:
+        try:
+            return await self._call
+        except grpc.aio.AioRpcError as rpc_error:
+            error = error_from_rpc(rpc_error, self._path)
+            _mark(self._span, error)
+            raise error from rpc_error
+        finally:
+            self._span.end()
 
 
 class UnaryStream(_Outgoing, grpc.aio.UnaryStreamClientInterceptor):

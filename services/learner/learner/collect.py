@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+
 from trajectory.types import Scored, Task
 
 from learner.facts import Ended, Fact, Finished, Policy, Requested, RunLog

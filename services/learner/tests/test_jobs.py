@@ -1,0 +1,386 @@
+"""Whole runs over the in-process bus: a scripted world acts and judges, a recording core trains."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eventbus.bus import Delivery
+from eventbus.envelope import new_envelope
+from eventbus.memory_bus import MemoryBus
+from hone.common.v1 import outcome_pb2
+from hone.events.v1 import events_pb2
+from learner.jobs.context import JobContext
+from learner.jobs.evaluate import run_evaluate
+from learner.jobs.grpo import GrpoJob
+from learner.ports import Restored, ScoredRollout, Stopped
+from learner.runlog import BusRunLog
+from runspec.convert import run_spec_to_proto
+from runspec.schema import RunSpec
+from trajectory import convert
+from trajectory import types as t
+
+Behaviour = Callable[[events_pb2.Envelope], str]
+
+
+def spec(*, group_timeout: float = 60, **train: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "name": "test",
+            "algorithm": "grpo",
+            "model": {"path": "none"},
+            "data": {"train": "tasks-x", "eval": "tasks-x"},
+            "train": {"max_steps": 3, "batch_size": 2, "group_size": 2, **train},
+            "grader": {"type": "answer", "reference": "{{item.answer}}"},
+            "retry": {"group_timeout": group_timeout},
+        }
+    )
+
+
+TASKS = [t.Task(task_id=f"t{i}", messages=(), reference={"answer": str(i)}) for i in range(5)]
+
+
+class World:
+    """Answers every request: `score`, `mask`, `infra`, `data` or `silent`, as `behave` says."""
+
+    def __init__(self, bus: MemoryBus, behave: Behaviour) -> None:
+        self.bus = bus
+        self.behave = behave
+        self.requested: list[events_pb2.Envelope] = []
+
+    async def handle(self, delivery: Delivery) -> None:
+        envelope = delivery.envelope
+        self.requested.append(envelope)
+        what = self.behave(envelope)
+        if what in ("infra", "data"):
+            client = what == "data"
+            failure = outcome_pb2.Failure(
+                kind=outcome_pb2.FAILURE_KIND_BAD_TASK
+                if client
+                else outcome_pb2.FAILURE_KIND_SANDBOX,
+                retryable=True,
+                attributable=outcome_pb2.ATTRIBUTION_CLIENT
+                if client
+                else outcome_pb2.ATTRIBUTION_INFRA,
+            )
+            await self.tell(envelope, events_pb2.RolloutFailed(failure=failure), "rollout")
+        elif what != "silent":
+            await self.tell(envelope, _finished(envelope), "rollout")
+            judged = events_pb2.RewardAssigned(grader_version="g1")
+            if what == "mask":
+                judged.masked.reason = "unreadable"
+            else:
+                judged.scored.score = envelope.slot.sample_index / 2
+            await self.tell(envelope, judged, "grader")
+
+    async def tell(self, about: events_pb2.Envelope, payload: Any, source: str) -> None:
+        await self.bus.publish(
+            new_envelope(
+                payload,
+                source=source,
+                run_id=about.run_id,
+                rollout_id=about.rollout_id,
+                slot=about.slot,
+                attempt=about.attempt,
+                clock=time.time,
+            )
+        )
+
+
+def _finished(envelope: events_pb2.Envelope) -> events_pb2.RolloutFinished:
+    version = envelope.rollout_requested.policy_version
+    row = t.TokenRow(
+        token_ids=(1, 2),
+        loss_mask=(False, True),
+        logprobs=(0.0, -0.5),
+        spans=(t.TokenSpan(start=1, end=2, turn=0, policy_version=version),),
+    )
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    record = t.RolloutRecord(
+        task=convert.task_from_proto(envelope.rollout_requested.task),
+        messages=(),
+        tokens=t.TokenRecord(rows=(row,), sampling=t.SamplingParams()),
+        stop_reason=t.StopReason.COMPLETED,
+        sandbox_id="",
+        turns=(),
+        grader_json="",
+        start_time=moment,
+        end_time=moment,
+    )
+    return events_pb2.RolloutFinished(inline=convert.rollout_record_to_proto(record))
+
+
+class RecordingCore:
+    """Keeps what it was given; its checkpoint outlives the core, as a disk does."""
+
+    def __init__(self, disk: dict[str, Restored]) -> None:
+        self.disk = disk
+        self.steps: list[list[list[ScoredRollout]]] = []
+
+    async def restore(self) -> Restored | None:
+        return self.disk.get("last")
+
+    async def grpo_step(
+        self, groups: Sequence[Sequence[ScoredRollout]], progress: Callable[[int, int], None]
+    ) -> dict[str, float]:
+        await asyncio.sleep(0)
+        self.steps.append([list(group) for group in groups])
+        return {"loss": 0.0}
+
+    async def sft_step(
+        self, rows: Sequence[int], progress: Callable[[int, int], None]
+    ) -> dict[str, float]:
+        raise AssertionError("not a supervised run")
+
+    async def save(self, restored: Restored) -> None:
+        self.disk["last"] = restored
+
+    async def export(self, folder: Path) -> None:
+        (folder / "adapter_config.json").write_text("{}")
+
+    def interrupt(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Report:
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.metrics: list[Mapping[str, float]] = []
+
+    def progress(self, step: int, stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: None
+
+    def step_done(self, step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append(step)
+        self.metrics.append(metrics)
+
+
+async def context(bus: MemoryBus, run_spec: RunSpec, folder: Path, report: Report) -> JobContext:
+    log = BusRunLog(
+        run_id="test-1",
+        spec=run_spec_to_proto(run_spec),
+        bus=bus,
+        blobs=await bus.blobs(),
+        clock=time.time,
+        rng=random.Random(7),
+        temperature=1.0,
+    )
+    return JobContext(
+        run_id="test-1",
+        spec=run_spec,
+        log=log,
+        report=report,
+        stop=asyncio.Event(),
+        folder=folder,
+        monotonic=time.monotonic,
+    )
+
+
+@pytest.fixture
+async def bus() -> Any:
+    made = MemoryBus()
+    yield made
+    await made.close()
+
+
+async def events(bus: MemoryBus) -> list[events_pb2.Envelope]:
+    return [event.envelope async for event in bus.read(run_id="test-1")]
+
+
+async def with_world(bus: MemoryBus, behave: Behaviour, work: Any) -> World:
+    world, stop = World(bus, behave), asyncio.Event()
+    consumer = asyncio.create_task(
+        bus.consume("rollout", ["rollout_requested"], world.handle, stop=stop)
+    )
+    try:
+        async with asyncio.timeout(20):
+            await work
+    finally:
+        stop.set()
+        await consumer
+    return world
+
+
+def always(what: str) -> Behaviour:
+    return lambda envelope: what
+
+
+async def test_run_trains_every_slot_once_and_tells_it_in_order(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    core, report = RecordingCore({}), Report()
+    job = GrpoJob(await context(bus, spec(), tmp_path, report), core, TASKS, [])
+    await with_world(bus, always("score"), job.run())
+    assert report.steps == [0, 1, 2]
+    trained = [r.rollout_id for step in core.steps for group in step for r in group]
+    assert len(trained) == len(set(trained)) == 12
+    kinds = [e.WhichOneof("payload") for e in await events(bus)]
+    assert kinds[0] == "run_started"
+    assert kinds.count("policy_published") == 4
+    versions = [
+        e.policy_published.policy_version
+        for e in await events(bus)
+        if e.HasField("policy_published")
+    ]
+    assert versions == [0, 1, 2, 3]
+    told = [e.run_step_trained for e in await events(bus) if e.HasField("run_step_trained")]
+    assert [set(step.trained_rollout_ids) for step in told] == [
+        {r.rollout_id for group in step for r in group} for step in core.steps
+    ]
+
+
+async def test_infrastructure_fault_is_retried_in_the_slot_and_never_a_reward(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    def behave(envelope: events_pb2.Envelope) -> str:
+        return "infra" if envelope.attempt == 0 and envelope.slot.sample_index == 1 else "score"
+
+    core, report = RecordingCore({}), Report()
+    job = GrpoJob(await context(bus, spec(max_steps=1), tmp_path, report), core, TASKS, [])
+    world = await with_world(bus, behave, job.run())
+    assert Counter(e.attempt for e in world.requested) == {0: 4, 1: 2}
+    assert [len(group) for group in core.steps[0]] == [2, 2]
+    assert report.metrics[0]["rollouts/failed/sandbox"] == 2.0
+    assert report.metrics[0]["rollouts/ok"] == 4.0
+
+
+async def test_masked_and_lost_members_have_no_vote(bus: MemoryBus, tmp_path: Path) -> None:
+    def behave(envelope: events_pb2.Envelope) -> str:
+        if envelope.slot.group_index == 0:
+            return "mask" if envelope.slot.sample_index == 0 else "score"
+        return "infra" if envelope.slot.sample_index == 0 else "score"
+
+    core, report = RecordingCore({}), Report()
+    job = GrpoJob(await context(bus, spec(max_steps=1), tmp_path, report), core, TASKS, [])
+    await with_world(bus, behave, job.run())
+    assert [[r.score for r in group] for group in core.steps[0]] == [[0.5], [0.5]]
+    assert report.metrics[0]["rollouts/masked"] == 1.0
+    assert report.metrics[0]["rollouts/abandoned"] == 1.0
+
+
+async def test_poison_task_is_quarantined_and_stays_so(bus: MemoryBus, tmp_path: Path) -> None:
+    poisoned: set[str] = set()
+
+    def behave(envelope: events_pb2.Envelope) -> str:
+        task = envelope.rollout_requested.task.task_id
+        if envelope.slot.step == 0 and envelope.slot.group_index == 0:
+            poisoned.add(task)
+        return "data" if task in poisoned else "score"
+
+    disk: dict[str, Restored] = {}
+    core = RecordingCore(disk)
+    job = GrpoJob(await context(bus, spec(max_steps=6), tmp_path, Report()), core, TASKS, [])
+    world = await with_world(bus, behave, job.run())
+    later = [e for e in world.requested if e.slot.step > 0]
+    assert later
+    assert not poisoned & {e.rollout_requested.task.task_id for e in later}
+    assert disk["last"].state["quarantined"] == list(poisoned)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_learner_killed_anywhere_goes_on_without_asking_or_training_twice(
+    bus: MemoryBus, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    disk: dict[str, Restored] = {}
+    cores: list[RecordingCore] = []
+    requests = 0
+
+    def behave(envelope: events_pb2.Envelope) -> str:
+        nonlocal requests
+        requests += 1
+        return "infra" if envelope.attempt == 0 and rng.random() < 0.3 else "score"
+
+    async def live_and_die() -> None:
+        for life in range(40):
+            core = RecordingCore(disk)
+            cores.append(core)
+            job = GrpoJob(await context(bus, spec(), tmp_path, Report()), core, TASKS, [])
+            work = asyncio.create_task(job.run())
+            limit = rng.uniform(0, 0.05) if life < 8 else None
+            done, _ = await asyncio.wait([work], timeout=limit)
+            if done:
+                await work
+                return
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    await with_world(bus, behave, live_and_die())
+    found = await events(bus)
+    trained = [e.run_step_trained for e in found if e.HasField("run_step_trained")]
+    assert [step.step for step in trained] == [0, 1, 2]
+    ids = [i for step in trained for i in step.trained_rollout_ids]
+    assert len(ids) == len(set(ids)) == 12
+    attempts = Counter(
+        (e.slot.step, e.slot.group_index, e.slot.sample_index, e.attempt)
+        for e in found
+        if e.HasField("rollout_requested")
+    )
+    assert set(attempts.values()) == {1}
+
+
+async def test_stopped_run_keeps_what_it_asked_for(bus: MemoryBus, tmp_path: Path) -> None:
+    disk: dict[str, Restored] = {}
+    report = Report()
+    first = await context(bus, spec(max_steps=1), tmp_path, report)
+    job = asyncio.create_task(GrpoJob(first, RecordingCore(disk), TASKS, []).run())
+    async with asyncio.timeout(10):
+        while sum(e.HasField("rollout_requested") for e in await events(bus)) < 4:
+            await asyncio.sleep(0)
+        first.stop.set()
+        with pytest.raises(Stopped):
+            await job
+    second = await context(bus, spec(max_steps=1), tmp_path, report)
+    core = RecordingCore(disk)
+    world = await with_world(bus, always("score"), GrpoJob(second, core, TASKS, []).run())
+    assert len(world.requested) == 4
+    assert len(core.steps) == 1
+
+
+async def test_group_closes_at_its_deadline_and_the_late_attempt_is_ended(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    def behave(envelope: events_pb2.Envelope) -> str:
+        return "silent" if envelope.slot.sample_index == 2 else "score"
+
+    core, report = RecordingCore({}), Report()
+    run_spec = spec(max_steps=1, group_size=3, group_timeout=0.3)
+    job = GrpoJob(await context(bus, run_spec, tmp_path, report), core, TASKS, [])
+    await with_world(bus, behave, job.run())
+    assert [len(group) for group in core.steps[0]] == [2, 2]
+    ends = [e for e in await events(bus) if e.HasField("rollout_failed")]
+    assert {e.source for e in ends} == {"learner"}
+    assert len(ends) == 2
+
+
+async def test_evaluation_measures_every_task_and_trains_nothing(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    run_spec = RunSpec.model_validate(
+        {
+            "name": "test",
+            "algorithm": "evaluate",
+            "model": {"path": "none"},
+            "data": {"eval": "tasks-x"},
+            "eval": {"samples": 2},
+            "grader": {"type": "answer", "reference": "{{item.answer}}"},
+        }
+    )
+    figures: dict[str, float] = {}
+
+    async def work() -> None:
+        made = await context(bus, run_spec, tmp_path, Report())
+        figures.update(await run_evaluate(made, TASKS, None))
+
+    world = await with_world(bus, always("score"), work())
+    assert len(world.requested) == 10
+    assert figures["reward/mean"] == 0.25
+    assert figures["rollouts/ok"] == 10.0

@@ -1,0 +1,262 @@
+"""The learner as its callers see it: data sets, runs, watching, stopping, resuming, and what is refused."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hone.learner.v1 import learner_pb2 as pb
+from hone.learner.v1 import learner_pb2_grpc
+from learner.adapters import AdapterStore
+from learner.datasets import DatasetStore
+from learner.manager import RunManager, RunReporter
+from learner.ports import Stopped
+from learner.runs import Run, RunState, RunStore, Step
+from learner.servicer import LearnerServicer
+from runspec.convert import run_spec_to_proto
+from runspec.schema import RunSpec
+from servicekit.channels import connect
+from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
+from servicekit.testing import running_server
+
+ROW = {"messages": [{"role": "user", "content": "1+1?"}], "answer": "2"}
+
+
+class Job:
+    """Takes the steps that the test lets it take."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Semaphore(0)
+        self.fail: Exception | None = None
+        self.ends: list[tuple[str, str]] = []
+
+    async def run(self, run: Run, report: RunReporter, stop: asyncio.Event) -> dict[str, float]:
+        for step in range(run.step, 3):
+            report.progress(step, "rolling_out")(0, 4)
+            waits = [asyncio.ensure_future(w) for w in (self.go.acquire(), stop.wait())]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            if self.fail:
+                raise self.fail
+            if stop.is_set():
+                raise Stopped
+            report.step_done(step, step + 1, {"reward/mean": step / 2})
+        return {"reward/mean": 1.0}
+
+    async def announce_end(self, run: Run, spec_json: str) -> None:
+        self.ends.append((run.run_id, run.state.value))
+
+
+class Learner:
+    def __init__(self, folder: Path) -> None:
+        self.store = RunStore(folder / "runs")
+        self.datasets = DatasetStore(folder / "datasets")
+        self.adapters = AdapterStore(self.store)
+        self.job = Job()
+        self.manager = RunManager(self.store, self.job.run, self.job.announce_end, time.time)
+
+    def add(self, server: grpc.aio.Server) -> None:
+        servicer = LearnerServicer(self.manager, self.store, self.datasets, self.adapters, 10_000)
+        learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Learner:
+    return Learner(tmp_path)
+
+
+@pytest.fixture
+async def stub(learner: Learner) -> AsyncIterator[Any]:
+    async with running_server(learner.add) as address, connect(address) as channel:
+        yield learner_pb2_grpc.LearnerServiceStub(channel)
+
+
+async def upload(stub: Any, content: bytes, kind: int = pb.DATASET_KIND_TASKS) -> Any:
+    async def chunks() -> AsyncIterator[pb.UploadDatasetRequest]:
+        yield pb.UploadDatasetRequest(kind=kind, chunk=content[:10])  # type: ignore[arg-type]
+        yield pb.UploadDatasetRequest(chunk=content[10:])
+
+    return await stub.UploadDataset(chunks())
+
+
+def spec_of(dataset_id: str, **changes: Any) -> Any:
+    fields = {
+        "name": "demo",
+        "algorithm": "grpo",
+        "model": {"path": "none"},
+        "data": {"train": dataset_id},
+        "train": {},
+        "grader": {"type": "answer", "reference": "{{item.answer}}"},
+        **changes,
+    }
+    return run_spec_to_proto(RunSpec.model_validate(fields))
+
+
+async def started(stub: Any) -> Any:
+    data = await upload(stub, json.dumps(ROW).encode())
+    request = pb.StartRunRequest(request_id=str(uuid.uuid4()), spec=spec_of(data.dataset_id))
+    return request, (await stub.StartRun(request)).run
+
+
+async def test_data_set_is_stored_under_its_content(stub: Any) -> None:
+    rows = "\n".join(json.dumps({**ROW, "id": i}) for i in range(3)).encode()
+    first, second = await upload(stub, rows), await upload(stub, rows)
+    assert first.dataset_id == second.dataset_id
+    assert first.row_count == 3
+
+
+async def test_bad_rows_are_named_by_line_and_nothing_is_kept(stub: Any, learner: Learner) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await upload(stub, json.dumps(ROW).encode() + b'\n{"messages": "x"}\n')
+    assert any(field.startswith("line 2") for field in caught.value.violations)
+    with pytest.raises(InvalidArgument):
+        await upload(stub, b"")
+    with pytest.raises(InvalidArgument, match="kind"):
+        await upload(stub, b"{}", pb.DATASET_KIND_UNSPECIFIED)
+    with pytest.raises(OutOfRange):
+        await upload(stub, b"x" * 20_000)
+    assert not list(learner.datasets._folder.glob("*"))
+
+
+async def test_run_is_watched_from_the_start_to_its_end(stub: Any, learner: Learner) -> None:
+    _, run = await started(stub)
+    learner.job.go.release()
+    news = []
+    async for response in stub.WatchRun(pb.WatchRunRequest(run_id=run.run_id)):
+        news.append(response.WhichOneof("event"))
+        if news[-1] == "step":
+            learner.job.go.release()
+    assert news.count("step") == 3
+    assert news[-1] == "ended"
+    late = [r async for r in stub.WatchRun(pb.WatchRunRequest(run_id=run.run_id))]
+    assert [r.WhichOneof("event") for r in late] == ["step", "step", "step", "ended"]
+    assert late[-1].ended.state == pb.RUN_STATE_COMPLETED
+    assert late[-1].ended.metrics["reward/mean"] == 1.0
+    assert learner.job.ends == [(run.run_id, "completed")]
+
+
+async def test_same_request_id_is_the_same_run(stub: Any) -> None:
+    request, run = await started(stub)
+    assert (await stub.StartRun(request)).run.run_id == run.run_id
+    with pytest.raises(InvalidArgument, match="UUID"):
+        await stub.StartRun(pb.StartRunRequest(request_id="again", spec=request.spec))
+
+
+async def test_one_run_at_a_time_has_the_learner(stub: Any) -> None:
+    request, run = await started(stub)
+    request.request_id = str(uuid.uuid4())
+    with pytest.raises(FailedPrecondition, match=run.run_id) as caught:
+        await stub.StartRun(request)
+    assert caught.value.reason == "LEARNER_BUSY"
+
+
+async def test_stopped_run_resumes_where_it_was(stub: Any, learner: Learner) -> None:
+    _, run = await started(stub)
+    learner.job.go.release()
+    async for response in stub.WatchRun(pb.WatchRunRequest(run_id=run.run_id)):
+        if response.HasField("step"):
+            break
+    stopped = (await stub.StopRun(pb.StopRunRequest(run_id=run.run_id))).run
+    assert stopped.state == pb.RUN_STATE_STOPPED
+    assert stopped.step == 1
+    resumed = (await stub.ResumeRun(pb.ResumeRunRequest(run_id=run.run_id))).run
+    assert resumed.state == pb.RUN_STATE_RUNNING
+    for _ in range(2):
+        learner.job.go.release()
+    last = [r async for r in stub.WatchRun(pb.WatchRunRequest(run_id=run.run_id))][-1]
+    assert last.ended.state == pb.RUN_STATE_COMPLETED
+    with pytest.raises(FailedPrecondition, match="complete"):
+        await stub.ResumeRun(pb.ResumeRunRequest(run_id=run.run_id))
+
+
+async def test_failed_run_says_why_and_can_be_resumed(stub: Any, learner: Learner) -> None:
+    _, run = await started(stub)
+    learner.job.fail = ValueError("loss is nan in step 0")
+    learner.job.go.release()
+    last = [r async for r in stub.WatchRun(pb.WatchRunRequest(run_id=run.run_id))][-1]
+    assert last.ended.state == pb.RUN_STATE_FAILED
+    assert "loss is nan" in last.ended.detail
+    learner.job.fail = None
+    resumed = (await stub.ResumeRun(pb.ResumeRunRequest(run_id=run.run_id))).run
+    assert resumed.state == pb.RUN_STATE_RUNNING
+
+
+async def test_run_that_was_going_goes_on_after_a_crash_or_a_shutdown(tmp_path: Path) -> None:
+    first = Learner(tmp_path)
+    run = first.manager.start("demo", str(uuid.uuid4()), "{}")
+    first.job.go.release()
+    while first.store.load(run.run_id).step == 0:
+        await asyncio.sleep(0)
+    await first.manager.drain()
+    assert first.store.load(run.run_id).state is RunState.RUNNING
+    assert first.job.ends == []
+    second = Learner(tmp_path)
+    second.manager.resume_interrupted()
+    for _ in range(2):
+        second.job.go.release()
+    while second.store.load(run.run_id).state is RunState.RUNNING:
+        await asyncio.sleep(0)
+    assert second.store.load(run.run_id).step == 3
+
+
+async def test_inputs_that_are_not_here_are_refused_before_a_run_exists(
+    stub: Any, learner: Learner
+) -> None:
+    data = (await upload(stub, json.dumps(ROW).encode())).dataset_id
+    cases = [
+        (spec_of("tasks-" + "0" * 32), NotFound, "upload"),
+        (spec_of("../../etc/passwd"), InvalidArgument, "kind tasks"),
+        (spec_of(data, model={"path": "x", "adapter": "nobody"}), NotFound, "model.adapter"),
+        (spec_of(data, train={"max_staleness": 2}), FailedPrecondition, "max_staleness"),
+    ]
+    for spec, error, text in cases:
+        request = pb.StartRunRequest(request_id=str(uuid.uuid4()), spec=spec)
+        with pytest.raises(error, match=text):
+            await stub.StartRun(request)
+    assert learner.store.all() == []
+    for bad in ("../x", "", "X"):
+        with pytest.raises(InvalidArgument, match="run_id"):
+            await stub.GetRun(pb.GetRunRequest(run_id=bad))
+    with pytest.raises(NotFound):
+        await stub.GetRun(pb.GetRunRequest(run_id="no-such-run"))
+
+
+async def test_runs_are_listed_newest_first_in_pages(stub: Any, learner: Learner) -> None:
+    for i in range(5):
+        learner.store.save(
+            Run(
+                run_id=f"run-{i}",
+                request_id="",
+                spec_json="{}",
+                state=RunState.COMPLETED,
+                create_time=float(i),
+            )
+        )
+    names, token = [], ""
+    while True:
+        page = await stub.ListRuns(pb.ListRunsRequest(page_size=2, page_token=token))
+        names += [run.run_id for run in page.runs]
+        token = page.next_page_token
+        if not token:
+            break
+    assert names == [f"run-{i}" for i in (4, 3, 2, 1, 0)]
+    with pytest.raises(InvalidArgument, match="page_token"):
+        await stub.ListRuns(pb.ListRunsRequest(page_token="nonsense"))
+
+
+def test_metrics_file_survives_repetition_and_a_torn_line(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    (tmp_path / "run-1").mkdir()
+    for step in (0, 1, 1):
+        store.append_step(
+            "run-1", Step(step=step, policy_version=step, end_time=0.0, metrics={"a": step})
+        )
+    with (tmp_path / "run-1" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "pol')
+    assert [step.step for step in store.steps("run-1")] == [0, 1]

@@ -94,6 +94,14 @@ class StoredEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventPage:
+    """Some events, and whether there are more."""
+
+    events: list[StoredEvent]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFilter:
     """Which rollouts of a run to list; None and empty mean all."""
 
@@ -201,7 +209,7 @@ class ArchiveReader:
 
     def events(
         self, run_id: str, *, type_name: str, limit: int, max_bytes: int, after_position: int = 0
-    ) -> list[StoredEvent]:
+    ) -> EventPage:
         """Lists a run's events after a position: at most `limit`, and one or more up to `max_bytes`."""
         where = "e.run_id = ? AND e.position > ?"
         values: tuple[str | int, ...] = (run_id, after_position)
@@ -210,12 +218,12 @@ class ArchiveReader:
         page: list[StoredEvent] = []
         num_bytes = 0
         with self._open() as connection:
-            for event in _events(connection, where, values, limit=limit):
+            for event in _events(connection, where, values, limit=limit + 1):
                 num_bytes += len(event.envelope) + len(event.record or b"")
-                if page and num_bytes > max_bytes:
-                    break
+                if len(page) == limit or (page and num_bytes > max_bytes):
+                    return EventPage(events=page, more=True)
                 page.append(event)
-        return page
+        return EventPage(events=page, more=False)
 
     def run_events(self, run_id: str) -> Iterator[StoredEvent]:
         """Yields all events of a run in the order of the stream, as they are at the first."""

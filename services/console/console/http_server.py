@@ -4,6 +4,7 @@ The standard library's server is enough here: few readers, answers made from a l
 """
 
 import logging
+import socketserver
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -36,12 +37,11 @@ class HttpServer:
             OSError: the port is in use or not allowed.
         """
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(respond))
+            self._server = _Server((host, port), _handler(respond))
         except OSError as err:
             raise OSError(
                 f"HONE_CONSOLE_HTTP_PORT: port {port} on {host} is in use or not allowed ({err})"
             ) from err
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 
@@ -55,6 +55,21 @@ class HttpServer:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """The standard server, quiet about readers who go away."""
+
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Binds without asking DNS for the host's name, as the parent would."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Logs instead of printing a traceback."""
+        log.info("connection ended early", exc_info=True, extra={"client": str(client_address)})
 
 
 def _handler(respond: Respond) -> type[BaseHTTPRequestHandler]:

@@ -48,6 +48,11 @@ class ArchiveWriter:
         self.num_stored = 0
         """New events stored so far."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether a write went wrong, so that no other will be taken."""
+        return self._error is not None
+
     async def put_event(self, event: ArchivedEvent) -> None:
         """Hands over an event; returns before it is stored (the cursor moves with it)."""
         self._refuse_when_closed()

@@ -540,10 +540,6 @@ BROKEN: list[tuple[str, Callable[[], Log]]] = [
 def test_audit_of_a_broken_log_finds_exactly_its_rule(rule: str, broken: Callable[[], Log]) -> None:
     findings = broken().audit().findings
     assert [f.rule for f in findings] == [rule]
-    assert all(rollout_id in findings[0].detail for rollout_id in findings[0].rollout_ids[:1]) or (
-        rule in ("attempts_not_consecutive", "slot_trained_twice", "slot_without_outcome")
-        or rule.startswith("sandbox")
-    )
 
 
 def test_every_rule_has_a_broken_log() -> None:

@@ -1,0 +1,1 @@
+"""The sandbox service: every isolated environment from creation to destruction."""

@@ -1,0 +1,285 @@
+"""The embedded backend: Linux namespaces and control groups on this machine, no daemon, no download.
+
+It reports the level it reached and never falls back to a plain subprocess: where namespaces are missing it refuses to
+start and says which step failed. Levels, strongest first:
+
+    ns-root             root: namespaces, limits by control groups
+    ns-rootless         an ordinary user to whom control groups are delegated
+    ns-root-rlimits     root without usable control groups: limits per process only
+    ns-rootless-rlimits an ordinary user without control groups
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import resource
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from servicekit.errors import FailedPrecondition, Unavailable
+
+from sandbox.backends.local_box import LaunchError, LocalBox
+from sandbox.backends.protocol import BackendInfo, BoxLost
+from sandbox.backends.spawner_process import SpawnerProcess
+from sandbox.cgroups import Cgroups, CgroupsUnavailable, find_tree
+from sandbox.rootfs import DEFAULT_ENV, HOST_NAME, SHELL, RootPlan, plan_host_root
+from sandbox.types import Command, Limits, Termination
+
+log = logging.getLogger(__name__)
+
+OUTER_UID = 100_000
+"""Host uid and gid of every sandbox's root when the manager is root; no user of the host has it."""
+
+_UNKNOWN_SECONDS = 60.0
+"""A group without a sandbox in the table is removed after this long."""
+
+_PROBE = ("sh", "-c", "command -v python3 >/dev/null || echo no python3")
+_OPEN_FILES = 1024
+
+
+class LocalBackend:
+    """Makes sandboxes on this machine."""
+
+    def __init__(self, state_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Keeps its lock, its own id and what is bound into every root in `state_dir`."""
+        self._state_dir = state_dir.absolute()
+        self._clock = clock
+        self._rootless = os.geteuid() != 0
+        self._cgroups: Cgroups | None = None
+        self._plan: RootPlan | None = None
+        self._spawner: SpawnerProcess | None = None
+        self._restart = asyncio.Lock()
+        self._boxes: dict[str, LocalBox] = {}
+        self._first_seen: dict[str, float] = {}
+        self._lock_file = -1
+        self._closing = False
+
+    async def start(self) -> BackendInfo:
+        """Get ready; see `Backend.start`."""
+        self._state_dir.mkdir(parents=True, exist_ok=True)
+        (self._state_dir / "root").mkdir(exist_ok=True)
+        self._lock()
+        missing = await asyncio.to_thread(self._find_cgroups)
+        self._plan = await asyncio.to_thread(plan_host_root, self._state_dir)
+        await self._start_spawner()
+        detail = await self._probe()
+        level = "ns-rootless" if self._rootless else "ns-root"
+        return BackendInfo(
+            backend="local",
+            isolation=f"{level}-rlimits" if self._cgroups is None else level,
+            rootfs_digest=self._plan.digest,
+            detail="; ".join(text for text in (missing, detail) if text),
+        )
+
+    async def create(
+        self, sandbox_id: str, limits: Limits, on_lost: Callable[[str], None]
+    ) -> LocalBox:
+        """Make a sandbox; see `Backend.create`."""
+        assert self._plan is not None
+        group = None
+        if self._cgroups is not None:
+            try:
+                group = await asyncio.to_thread(self._cgroups.create, sandbox_id, limits)
+            except OSError as error:
+                raise Unavailable(f"sandbox: control group: {error}") from error
+        box = LocalBox(
+            sandbox_id,
+            cgroup=group,
+            owner=os.getuid() if self._rootless else OUTER_UID,
+            health_paths=self._health_paths(),
+            make_name=lambda: f".hone-{uuid.uuid4().hex}",
+            on_lost=on_lost,
+        )
+        self._boxes[sandbox_id] = box
+        try:
+            await box.launch(await self._living_spawner(), self._spec(limits, box))
+        except BaseException as error:  # also when cancelled: nothing may be left of it
+            del self._boxes[sandbox_id]
+            await box.destroy()
+            if isinstance(error, LaunchError):
+                raise Unavailable(f"sandbox could not be made: {error}") from error
+            raise
+        box.on_destroyed = lambda: self._boxes.pop(sandbox_id, None)
+        return box
+
+    async def reap(self, known: frozenset[str]) -> int:
+        """Remove remains; see `Backend.reap`."""
+        return await asyncio.to_thread(self._reap, known)
+
+    def live_count(self) -> int:
+        """Count live sandboxes; see `Backend.live_count`."""
+        if self._cgroups is None:
+            return sum(box.alive for box in self._boxes.values())
+        return len(self._cgroups.sandboxes(self._cgroups.generation))
+
+    async def close(self) -> None:
+        """Stop; see `Backend.close`."""
+        self._closing = True
+        for box in list(self._boxes.values()):
+            await box.destroy()
+        if self._spawner is not None:
+            await self._spawner.stop()
+        if self._cgroups is not None:
+            await asyncio.to_thread(self._cgroups.close)
+        if self._lock_file >= 0:
+            os.close(self._lock_file)
+            self._lock_file = -1
+
+    def _lock(self) -> None:
+        path = self._state_dir / "lock"
+        self._lock_file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FailedPrecondition(
+                f"{path}: another sandbox manager works with this folder; stop it, or set data_dir"
+            ) from error
+
+    def _find_cgroups(self) -> str:
+        """Set up control groups and remove dead managers' remains; return why there are none."""
+        try:
+            self._cgroups = Cgroups(find_tree(), self._generation())
+        except CgroupsUnavailable as error:
+            return f"no group limits, only limits per process: {error}"
+        missing = "" if "cpu" in self._cgroups.tree.controllers else "no CPU limit: no cpu controller"
+        return missing
+
+    def _generation(self) -> str:
+        """Name this process so that any manager can tell whether it still lives."""
+        path = self._state_dir / "instance"
+        if not path.exists():
+            path.write_text(uuid.uuid4().hex[:12], encoding="ascii")
+        instance = path.read_text(encoding="ascii").strip()
+        return f"{instance}.{_pid_namespace()}.{os.getpid()}.{_start_ticks(os.getpid())}"
+
+    def _reap(self, known: frozenset[str]) -> int:
+        if self._cgroups is None:
+            return 0
+        reaped = 0
+        own = self._cgroups.generation
+        for generation in self._cgroups.generations():
+            if generation != own and _is_dead(generation, own):
+                reaped += len(self._cgroups.sandboxes(generation))
+                self._cgroups.remove_generation(generation)
+        unknown = set(self._cgroups.sandboxes(own)) - known
+        self._first_seen = {name: self._first_seen.get(name, self._clock()) for name in unknown}
+        for name, seen in self._first_seen.items():
+            if self._clock() - seen > _UNKNOWN_SECONDS:
+                group = self._cgroups.find(own, name)
+                with contextlib.suppress(FileNotFoundError):
+                    group.kill_all()
+                reaped += group.remove()
+        return reaped
+
+    async def _start_spawner(self) -> None:
+        spawner = SpawnerProcess(self._on_spawner_death)
+        try:
+            await spawner.start()
+        except (OSError, TimeoutError) as error:
+            raise FailedPrecondition(f"the spawner does not start: {error}") from error
+        self._spawner = spawner
+
+    def _on_spawner_death(self) -> None:
+        if not self._closing:
+            log.error("spawner died; its sandboxes died with it, the next create starts another")
+
+    async def _living_spawner(self) -> SpawnerProcess:
+        async with self._restart:
+            if self._spawner is None or not self._spawner.alive:
+                if self._spawner is not None:
+                    await self._spawner.stop()
+                await self._start_spawner()
+            assert self._spawner is not None
+            return self._spawner
+
+    async def _probe(self) -> str:
+        """Make one sandbox and run a shell in it; return what is missing inside.
+
+        Raises:
+            FailedPrecondition: this machine cannot make sandboxes.
+        """
+        try:
+            box = await self.create("probe", Limits(), lambda _: None)
+        except Unavailable as error:
+            who = f"uid {os.geteuid()}" if self._rootless else "root"
+            raise FailedPrecondition(
+                f"this machine does not let {who} make sandboxes: {error}; needed are Linux 5.12 or "
+                "newer and, for an ordinary user, unprivileged user namespaces",
+                reason="ISOLATION_UNAVAILABLE",
+                attributable="infra",
+            ) from error
+        try:
+            outcome = await box.run(Command(exec_id="probe", argv=_PROBE), DEFAULT_ENV, None)
+        except BoxLost as error:
+            raise FailedPrecondition(f"the first sandbox died at once: {error}") from error
+        finally:
+            await box.destroy()
+        if outcome.termination is not Termination.EXITED or outcome.exit_code:
+            raise FailedPrecondition(
+                f"{SHELL} does not run in a sandbox: {outcome.termination}, exit code "
+                f"{outcome.exit_code}, {outcome.stderr.decode(errors='replace').strip()}"
+            )
+        return outcome.stdout.decode().strip()
+
+    def _health_paths(self) -> tuple[str, ...]:
+        """Name what must be there for programs to run: the shell and the loader's folders."""
+        assert self._plan is not None
+        names = {name for name, _ in self._plan.symlinks} | {name for _, name, _ in self._plan.binds}
+        return (SHELL, *(f"/{name}" for name in sorted(names) if "/" not in name))
+
+    def _spec(self, limits: Limits, box: LocalBox) -> dict[str, Any]:
+        assert self._plan is not None
+        limit_numbers = [
+            (resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES),
+            (resource.RLIMIT_CORE, 0, 0),
+        ]
+        if self._cgroups is None:
+            limit_numbers += [
+                (resource.RLIMIT_NPROC, limits.max_processes, limits.max_processes),
+                (resource.RLIMIT_AS, limits.memory_bytes, limits.memory_bytes),
+            ]
+        return {
+            **self._plan.as_spec(),
+            "cgroup_procs": box.cgroup_procs,
+            "rootless": self._rootless,
+            "uid": 0 if self._rootless else OUTER_UID,
+            "root_dir": str(self._state_dir / "root"),
+            "disk_bytes": limits.disk_bytes,
+            "max_inodes": limits.max_inodes,
+            "shm_bytes": limits.shm_bytes,
+            "hostname": HOST_NAME,
+            "rlimits": limit_numbers,
+        }
+
+
+def default_env(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a command: the default, with `extra` over it."""
+    return {**DEFAULT_ENV, **extra}
+
+
+def _is_dead(generation: str, own: str) -> bool:
+    """Say whether a generation's manager is gone: our own earlier self, or a process that no longer runs."""
+    parts, own_parts = generation.split("."), own.split(".")
+    if len(parts) != len(own_parts):
+        return False
+    instance, namespace, pid, ticks = parts
+    if instance == own_parts[0]:
+        return True  # this process holds the lock of that instance
+    return namespace == own_parts[1] and _start_ticks(int(pid)) != ticks
+
+
+def _pid_namespace() -> str:
+    return os.readlink("/proc/self/ns/pid").strip("pid:[]")
+
+
+def _start_ticks(pid: int) -> str:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return text.rpartition(")")[2].split()[19]

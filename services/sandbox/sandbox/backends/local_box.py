@@ -1,0 +1,372 @@
+"""One sandbox of the embedded backend, from the manager's side."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from servicekit.errors import FailedPrecondition
+
+from sandbox.backends.protocol import BoxLost
+from sandbox.backends.running import RunningCommand, all_processes, kill_marked
+from sandbox.backends.spawner_process import Channel, SpawnerProcess
+from sandbox.cgroups import BoxCgroup
+from sandbox.files import BoxFiles
+from sandbox.types import BoxFile, Chunk, Command, ExecOutcome, FileContent, Termination
+
+log = logging.getLogger(__name__)
+
+_KILL_SECONDS = 5.0
+_EXIT_NOT_FOUND = 127
+_EXIT_NOT_EXECUTABLE = 126
+_EXIT_KILLED = 128 + signal.SIGKILL
+
+
+class LaunchError(Exception):
+    """The sandbox could not be set up; says at which stage."""
+
+
+class LocalBox:
+    """A keeper process, its init, and the sandbox that they hold."""
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        *,
+        cgroup: BoxCgroup | None,
+        owner: int,
+        health_paths: tuple[str, ...],
+        make_name: Callable[[], str],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """Holds nothing until `launch`; `health_paths` must exist for programs to run at all."""
+        self.sandbox_id = sandbox_id
+        self._cgroup = cgroup
+        self._owner = owner
+        self._health_paths = health_paths
+        self._make_name = make_name
+        self._on_lost = on_lost
+        self.on_destroyed: Callable[[], object] = lambda: None
+        """Called when nothing is left."""
+        self._channel: Channel | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._descriptors: list[int] = []
+        self._pidfds: list[int] = []
+        self._own_pids: frozenset[int] = frozenset()
+        self._files: BoxFiles | None = None
+        self._running: dict[int, RunningCommand] = {}
+        self._next_key = 0
+        self._oom_kills_seen = 0
+        self._launched = False
+        self._dead = False
+        self._broken = False
+        self._destroying: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can run commands."""
+        return self._launched and not self._dead
+
+    @property
+    def cgroup_procs(self) -> list[str]:
+        """The files by which a process joins its control groups."""
+        return self._cgroup.join_paths() if self._cgroup is not None else []
+
+    async def launch(self, spawner: SpawnerProcess, spec: dict[str, Any]) -> None:
+        """Have the sandbox made and wait until it can run commands.
+
+        Raises:
+            LaunchError: a stage failed.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._channel = Channel(ours, self._on_message, self._on_close)
+            try:
+                spawner.request_box(spec, theirs.fileno())
+            except OSError as error:
+                raise LaunchError(f"spawner: {error}") from error
+        await self._ready
+
+    async def run(
+        self, command: Command, env: Mapping[str, str], emit: Callable[[Chunk], None] | None
+    ) -> ExecOutcome:
+        """Run a command; see `Box.run`."""
+        begun = time.monotonic()
+        if self._dead:
+            return self._after_death(None, begun)
+        self._next_key += 1
+        key = self._next_key
+        running = RunningCommand(
+            command, self._owner, emit, lambda: self._stop(running, Termination.OUTPUT_LIMIT)
+        )
+        self._running[key] = running
+        forks_refused = self._cgroup.fork_refused_count() if self._cgroup else 0
+        try:
+            request = {"key": key, "argv": list(command.argv), "env": dict(env)}
+            assert self._channel is not None
+            self._channel.send({**request, "cwd": command.working_dir}, running.child_descriptors)
+            running.watch()
+            try:
+                async with asyncio.timeout(command.timeout_seconds):
+                    code = await asyncio.shield(running.ended)
+            except TimeoutError:
+                self._stop(running, Termination.TIMED_OUT)
+                code = await asyncio.shield(running.ended)
+            if running.killing is not None:
+                await asyncio.shield(running.killing)
+            closed = await running.drain()
+            return self._outcome(running, code, begun, closed, forks_refused)
+        except (BoxLost, BrokenPipeError, ConnectionResetError, BlockingIOError) as error:
+            if isinstance(error, BlockingIOError):
+                self._die()  # the keeper takes no requests any more
+            return self._after_death(running, begun)
+        finally:
+            self._stop(running, Termination.KILLED)  # only if the caller went away before the end
+            running.close()
+
+    async def kill(self, exec_id: str) -> None:
+        """End a running command; see `Box.kill`."""
+        for running in list(self._running.values()):
+            if running.command.exec_id == exec_id:
+                self._stop(running, Termination.KILLED)
+                with contextlib.suppress(BoxLost):
+                    await asyncio.shield(running.ended)
+
+    async def write_file(self, file: BoxFile) -> None:
+        """Write a file; see `Box.write_file`."""
+        await asyncio.to_thread(self._usable_files().write, file)
+
+    async def read_file(self, path: str, offset_bytes: int, max_bytes: int) -> FileContent:
+        """Read a file; see `Box.read_file`."""
+        return await asyncio.to_thread(self._usable_files().read, path, offset_bytes, max_bytes)
+
+    async def destroy(self) -> None:
+        """End it; see `Box.destroy`. A caller that gives up does not stop it."""
+        if self._destroying is None:
+            self._destroying = asyncio.get_running_loop().create_task(self._destroy())
+        await asyncio.shield(self._destroying)
+
+    async def _destroy(self) -> None:
+        self._dead = True
+        for pidfd in self._pidfds:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if self._channel is not None:
+            self._channel.close()
+        if not self._ready.done():
+            self._ready.cancel()
+        self._fail_running()
+        for pidfd in self._pidfds:
+            await _exited(pidfd)
+        if self._cgroup is not None:
+            gone = await asyncio.to_thread(_remove_cgroup, self._cgroup)
+            if not gone:
+                log.error("sandbox: cgroup could not be removed", extra={"id": self.sandbox_id})
+        for descriptor in (*self._pidfds, *self._descriptors):
+            os.close(descriptor)
+        self._pidfds, self._descriptors, self._files = [], [], None
+        self.on_destroyed()
+
+    def _on_message(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        operation = message["op"]
+        if operation == "hello":
+            self._pidfds += descriptors
+            self._own_pids |= {message["pid"]}
+        elif operation == "ready":
+            init_pidfd, root = descriptors
+            self._pidfds.append(init_pidfd)
+            self._descriptors.append(root)
+            self._own_pids |= {message["init_pid"]}
+            self._files = BoxFiles(root, self._owner, self._make_name)
+            self._launched = True
+            if not self._ready.done():
+                self._ready.set_result(None)
+        elif operation == "error":
+            if not self._ready.done():
+                self._ready.set_exception(LaunchError(f"{message['stage']}: {message['detail']}"))
+        elif operation == "started":
+            self._on_started(message, descriptors[0])
+        elif operation in ("ended", "refused"):
+            self._on_ended(message)
+        # init_died needs no answer: the keeper ends next, and the closed channel tells.
+
+    def _on_started(self, message: dict[str, Any], mark_descriptor: int) -> None:
+        running = self._running.get(message["key"])
+        if running is None:
+            os.close(mark_descriptor)
+            return
+        running.set_mark(message["mark"], mark_descriptor)
+
+    def _on_ended(self, message: dict[str, Any]) -> None:
+        running = self._running.pop(message["key"], None)
+        if running is None:
+            return
+        running.started.set()
+        if message["op"] == "ended":
+            running.ended.set_result(message["status"])
+            return
+        stage, number = message["stage"], message["errno"]
+        if stage in ("working_dir", "execute"):
+            running.ended.set_result(self._refusal(running, stage, number))
+        elif stage == "fork" and number == errno.EAGAIN:
+            running.stop_reason = Termination.PIDS_LIMIT
+            running.ended.set_result(_EXIT_NOT_EXECUTABLE)
+        else:
+            text = f"exec failed at {stage}: {os.strerror(number)}"
+            log.error("sandbox: %s", text, extra={"id": self.sandbox_id})
+            running.ended.set_exception(BoxLost(text))
+
+    def _refusal(self, running: RunningCommand, stage: str, number: int) -> int:
+        """Turn a program that could not be started into what a shell would say, or find the sandbox wrecked."""
+        assert self._files is not None
+        if not all(self._files.exists(path) for path in self._health_paths):
+            running.stop_reason = Termination.SANDBOX_BROKEN_BY_WORKLOAD
+        command = running.command
+        subject = command.working_dir if stage == "working_dir" else command.argv[0]
+        running.stderr.add(f"{subject}: {os.strerror(number)}\n".encode())
+        missing = stage == "execute" and number == errno.ENOENT
+        return _EXIT_NOT_FOUND if missing else _EXIT_NOT_EXECUTABLE
+
+    def _on_close(self) -> None:
+        if self._destroying is not None:
+            return
+        if not self._launched:
+            if not self._ready.done():
+                self._ready.set_exception(LaunchError("the keeper ended during set-up"))
+            return
+        self._die()
+        if not self._broken:
+            self._on_lost(self.sandbox_id)
+
+    def _die(self) -> None:
+        """Note that the sandbox is dead, and whether its workload did it: the kernel counts its OOM kills."""
+        kills = self._cgroup.oom_kill_count() if self._cgroup is not None else 0
+        self._broken = self._broken or kills > self._oom_kills_seen
+        self._dead = True
+        self._fail_running()
+
+    def _fail_running(self) -> None:
+        for running in self._running.values():
+            running.started.set()
+            running.ended.set_exception(BoxLost("the sandbox died"))
+            running.ended.exception()  # whoever waits sees it; nobody need wait
+        self._running.clear()
+
+    def _after_death(self, running: RunningCommand | None, begun: float) -> ExecOutcome:
+        if not self._broken:
+            raise BoxLost(f"sandbox {self.sandbox_id} died")
+        return ExecOutcome(
+            termination=Termination.SANDBOX_BROKEN_BY_WORKLOAD,
+            stdout=running.stdout.content() if running else b"",
+            stderr=running.stderr.content() if running else b"",
+            duration_seconds=time.monotonic() - begun,
+        )
+
+    def _outcome(
+        self,
+        running: RunningCommand,
+        code: int,
+        begun: float,
+        closed: bool,
+        forks_refused_before: int,
+    ) -> ExecOutcome:
+        return ExecOutcome(
+            termination=self._termination(running, code, forks_refused_before),
+            exit_code=max(code, 0),
+            signal=max(-code, 0),
+            stdout=running.stdout.content(),
+            stderr=running.stderr.content(),
+            stdout_truncated=running.stdout.truncated,
+            stderr_truncated=running.stderr.truncated,
+            output_incomplete=not closed,
+            duration_seconds=time.monotonic() - begun,
+        )
+
+    def _termination(
+        self, running: RunningCommand, code: int, forks_refused_before: int
+    ) -> Termination:
+        oom_kills = self._cgroup.oom_kill_count() if self._cgroup is not None else 0
+        new_oom_kills = oom_kills > self._oom_kills_seen
+        self._oom_kills_seen = oom_kills
+        if running.stop_reason is not None:
+            return running.stop_reason
+        if new_oom_kills and code in (-signal.SIGKILL, _EXIT_KILLED):
+            return Termination.OOM_KILLED
+        if code < 0:
+            return Termination.SIGNALED
+        refused = self._cgroup.fork_refused_count() if self._cgroup is not None else 0
+        if code and refused > forks_refused_before:
+            return Termination.PIDS_LIMIT
+        return Termination.EXITED
+
+    def _stop(self, running: RunningCommand, reason: Termination) -> None:
+        """Have a command killed with all it started, once."""
+        if running.stop_reason is None and not running.ended.done():
+            running.stop_reason = reason
+            running.killing = asyncio.get_running_loop().create_task(self._kill_when_started(running))
+
+    async def _kill_when_started(self, running: RunningCommand) -> None:
+        await running.started.wait()  # the keeper answers at once, or its death sets this
+        await self._kill_tree(running)
+
+    async def _kill_tree(self, running: RunningCommand) -> None:
+        with running.held_mark() as mark:
+            killed = mark == 0 or await asyncio.to_thread(
+                kill_marked,
+                self._list_processes,
+                mark,
+                self._own_pids,
+                self._forks_refused,
+                time.monotonic() + _KILL_SECONDS,
+                time.monotonic,
+            )
+        if not killed and not self._dead:
+            log.error("sandbox: a command could not be killed", extra={"id": self.sandbox_id})
+            self._die()
+            self._on_lost(self.sandbox_id)
+
+    def _list_processes(self) -> list[int]:
+        return self._cgroup.process_ids() if self._cgroup is not None else all_processes()
+
+    @contextlib.contextmanager
+    def _forks_refused(self) -> Iterator[None]:
+        if self._cgroup is None:
+            yield
+            return
+        with self._cgroup.forks_refused():
+            yield
+
+    def _usable_files(self) -> BoxFiles:
+        if self._dead and self._broken:
+            raise FailedPrecondition(
+                f"sandbox {self.sandbox_id} was wrecked by its own commands",
+                reason="SANDBOX_BROKEN_BY_WORKLOAD",
+                attributable="workload",
+            )
+        if self._dead or self._files is None:
+            raise BoxLost(f"sandbox {self.sandbox_id} died")
+        return self._files
+
+
+def _remove_cgroup(cgroup: BoxCgroup) -> bool:
+    return cgroup.kill_all() and cgroup.remove()
+
+
+async def _exited(pidfd: int) -> None:
+    """Wait until the process of a pidfd has ended, but not for ever."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(pidfd, gone.set)
+    try:
+        async with asyncio.timeout(_KILL_SECONDS):
+            await gone.wait()
+    except TimeoutError:
+        log.error("sandbox: a killed process does not end", extra={"pidfd": pidfd})
+    finally:
+        loop.remove_reader(pidfd)

@@ -1,0 +1,140 @@
+"""The manager's end of the spawner: starts it, sends it requests, notices its death."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import sandbox
+from sandbox.spawner import wire
+
+_BOOT = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from sandbox.spawner.main import main; main(int(sys.argv[2]))"
+)
+"""The interpreter is isolated (-I -S), so it is told the one folder to import from, after the standard library."""
+
+_START_SECONDS = 10.0
+
+
+class Channel:
+    """A packet socket on the event loop: hands messages on as they come and tells when the other side is gone."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_message: Callable[[dict[str, Any], list[int]], None],
+        on_close: Callable[[], None],
+    ) -> None:
+        """Takes over the socket; must be called on the event loop."""
+        sock.setblocking(False)
+        self._sock = sock
+        self._on_message = on_message
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fileno(), self._readable)
+        self.closed = False
+
+    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one message.
+
+        Raises:
+            OSError: the other side is gone, or takes nothing any more.
+        """
+        wire.send(self._sock, message, descriptors)
+
+    def close(self) -> None:
+        """Stop; the other side sees the end. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+
+    def _readable(self) -> None:
+        while not self.closed:
+            try:
+                received = wire.receive(self._sock)
+            except BlockingIOError:
+                return
+            if received is None:
+                self.close()
+                self._on_close()
+                return
+            self._on_message(*received)
+
+
+class SpawnerProcess:
+    """One spawner, from start to end."""
+
+    def __init__(self, on_death: Callable[[], None]) -> None:
+        """`on_death` is called when it ends unasked."""
+        self._on_death = on_death
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._up: asyncio.Future[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests."""
+        return self._channel is not None and not self._channel.closed
+
+    async def start(self) -> None:
+        """Start it and wait until it serves.
+
+        Raises:
+            TimeoutError: it did not come up.
+            OSError: it could not be started, or ended at once.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        folder = str(Path(next(iter(sandbox.__path__))).parent)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _BOOT, folder, str(theirs.fileno())],
+            env={},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+        theirs.close()
+        self._up = asyncio.get_running_loop().create_future()
+        self._channel = Channel(ours, self._on_message, self._on_close)
+        async with asyncio.timeout(_START_SECONDS):
+            await self._up
+
+    def request_box(self, spec: dict[str, Any], control: int) -> None:
+        """Have a keeper forked that serves `control`.
+
+        Raises:
+            OSError: the spawner is gone.
+        """
+        if self._channel is None or self._channel.closed:
+            raise ConnectionResetError("the spawner is gone")
+        self._channel.send(spec, [control])
+
+    async def stop(self) -> None:
+        """End it; sandboxes that still live die with it. Idempotent."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+
+    def _on_message(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if message["op"] == "up" and self._up is not None and not self._up.done():
+            self._up.set_result(None)
+
+    def _on_close(self) -> None:
+        if self._up is not None and not self._up.done():
+            self._up.set_exception(ConnectionResetError("the spawner ended before it was up"))
+        self._on_death()

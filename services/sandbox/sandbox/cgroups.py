@@ -1,0 +1,320 @@
+"""Control groups, version 1 or 2, as they are mounted here: limits, counters and kill for each sandbox.
+
+Detection goes by mount, not by kernel: a hybrid machine has a version 2 tree without the controllers that matter. All
+groups lie below this process's own group: `<own>/hone-sandbox/<generation>/<sandbox id>`, one generation per manager
+process, so that a restarted manager can tell its own from what a dead one left.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.types import Limits
+
+NEEDED = ("pids", "memory")
+"""Controllers without which there is no limit on a group."""
+
+OWN_PROCESSES = 2
+"""The keeper and the init count as processes of the sandbox."""
+
+_FOLDER = "hone-sandbox"
+_MANAGER_LEAF = "hone-manager"
+_CPU_PERIOD_MICROSECONDS = 100_000
+
+
+class CgroupsUnavailable(Exception):
+    """Control groups cannot be used here; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    point: Path
+    root: str
+    kind: str
+    options: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """Where this process may make groups: for each controller the folder of its own group."""
+
+    version: int
+    folders: Mapping[str, Path]
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """Names of the usable controllers."""
+        return tuple(self.folders)
+
+
+def find_tree(proc: Path = Path("/proc/self")) -> Tree:
+    """Find the controllers' folders of this process.
+
+    Raises:
+        CgroupsUnavailable: pids or memory is mounted nowhere.
+    """
+    mounts = list(_cgroup_mounts(proc / "mountinfo"))
+    own = _own_paths(proc / "cgroup")
+    for mount in mounts:
+        if mount.kind != "cgroup2" or "" not in own:
+            continue
+        folder = _below(mount, own[""])
+        listed = _read(folder / "cgroup.controllers").split()
+        if all(name in listed for name in NEEDED):
+            usable = [name for name in (*NEEDED, "cpu") if name in listed]
+            return Tree(version=2, folders=dict.fromkeys(usable, folder))
+    folders = {}
+    for name in (*NEEDED, "cpu"):
+        for mount in mounts:
+            if mount.kind == "cgroup" and name in mount.options and name in own:
+                folders[name] = _below(mount, own[name])
+    missing = [name for name in NEEDED if name not in folders]
+    if missing:
+        raise CgroupsUnavailable(f"no cgroup mount offers {' and '.join(missing)}")
+    return Tree(version=1, folders=folders)
+
+
+def _cgroup_mounts(mountinfo: Path) -> Iterator[_Mount]:
+    for line in _read(mountinfo).splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, _, options) = before.split(), after.split(maxsplit=2)
+        if kind in ("cgroup", "cgroup2"):
+            yield _Mount(Path(fields[4]), fields[3], kind, frozenset(options.split(",")))
+
+
+def _own_paths(cgroup: Path) -> dict[str, str]:
+    paths = {}
+    for line in _read(cgroup).splitlines():
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):
+            paths[name] = path
+    return paths
+
+
+def _below(mount: _Mount, path: str) -> Path:
+    inside = os.path.relpath(path, mount.root)
+    return mount.point if inside.startswith("..") else mount.point / inside
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except FileNotFoundError:
+        return ""
+
+
+class BoxCgroup:
+    """The groups of one sandbox."""
+
+    def __init__(self, version: int, folders: Mapping[str, Path]) -> None:
+        """Wraps existing folders, one per controller (all the same in version 2)."""
+        self._version = version
+        self._folders = folders
+
+    def join_paths(self) -> list[str]:
+        """Return the files to write "0" to, to enter."""
+        return [str(folder / "cgroup.procs") for folder in self._unique()]
+
+    def process_ids(self) -> list[int]:
+        """Return the processes in it, as this process numbers them."""
+        try:
+            text = (self._folders["pids"] / "cgroup.procs").read_text(encoding="ascii")
+        except (FileNotFoundError, OSError):
+            return []  # the group is gone, and so are they
+        return [int(line) for line in text.split()]
+
+    def oom_kill_count(self) -> int:
+        """Return how often the kernel killed a process here for want of memory."""
+        name = "memory.oom_control" if self._version == 1 else "memory.events"
+        return _counter(self._folders["memory"] / name, "oom_kill")
+
+    def fork_refused_count(self) -> int:
+        """Return how often a fork was refused at the limit."""
+        return _counter(self._folders["pids"] / "pids.events", "max")
+
+    @contextlib.contextmanager
+    def forks_refused(self) -> Iterator[None]:
+        """Let no process be started here while inside."""
+        path = self._folders["pids"] / "pids.max"
+        before = path.read_text(encoding="ascii")
+        path.write_text("0", encoding="ascii")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                path.write_text(before, encoding="ascii")
+
+    def kill_all(self, deadline_seconds: float = 5.0) -> bool:
+        """Kill every process in it; return whether it is empty."""
+        kill_file = self._folders["pids"] / "cgroup.kill"
+        if self._version == 2 and kill_file.exists():
+            kill_file.write_text("1", encoding="ascii")
+        else:
+            (self._folders["pids"] / "pids.max").write_text("0", encoding="ascii")
+        end = time.monotonic() + deadline_seconds
+        while pids := self.process_ids():
+            if time.monotonic() > end:
+                return False
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.001)
+        return True
+
+    def remove(self, deadline_seconds: float = 5.0) -> bool:
+        """Remove the folders; return whether they are gone."""
+        end = time.monotonic() + deadline_seconds
+        pending = list(self._unique())
+        while pending:
+            pending = [folder for folder in pending if not _remove_folder(folder)]
+            if pending and time.monotonic() > end:
+                return False
+            if pending:
+                time.sleep(0.002)  # the kernel lets go of an emptied group a moment later
+        return True
+
+    def _unique(self) -> list[Path]:
+        return list(dict.fromkeys(self._folders.values()))
+
+
+class Cgroups:
+    """All groups of one manager process."""
+
+    def __init__(self, tree: Tree, generation: str) -> None:
+        """Makes the generation's folders.
+
+        Raises:
+            CgroupsUnavailable: they cannot be made; says which and why.
+        """
+        self.tree = tree
+        self.generation = generation
+        try:
+            if tree.version == 2:
+                _enable_controllers(tree)
+            for folder in self._parents(generation):
+                folder.mkdir(parents=True, exist_ok=True)
+                if tree.version == 2:
+                    for level in (folder.parent, folder):
+                        _write(level / "cgroup.subtree_control", _plus(tree))
+        except OSError as error:
+            raise CgroupsUnavailable(f"cannot make control groups: {error}") from error
+
+    def create(self, sandbox_id: str, limits: Limits) -> BoxCgroup:
+        """Make the groups of a sandbox with its limits."""
+        folders = self._folders(self.generation, sandbox_id)
+        for folder in dict.fromkeys(folders.values()):
+            folder.mkdir()
+        memory, pids = folders["memory"], folders["pids"]
+        _write(pids / "pids.max", str(limits.max_processes + OWN_PROCESSES))
+        quota = int(limits.cpus * _CPU_PERIOD_MICROSECONDS)
+        if self.tree.version == 1:
+            _write(memory / "memory.limit_in_bytes", str(limits.memory_bytes))
+            _write_if_there(memory / "memory.memsw.limit_in_bytes", str(limits.memory_bytes))
+            if "cpu" in folders:
+                _write(folders["cpu"] / "cpu.cfs_period_us", str(_CPU_PERIOD_MICROSECONDS))
+                _write(folders["cpu"] / "cpu.cfs_quota_us", str(quota))
+        else:
+            _write(memory / "memory.max", str(limits.memory_bytes))
+            _write_if_there(memory / "memory.swap.max", "0")
+            if "cpu" in folders:
+                _write(folders["cpu"] / "cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}")
+        return BoxCgroup(self.tree.version, folders)
+
+    def generations(self) -> list[str]:
+        """Return the names of all generations that have folders here."""
+        names = set()
+        for folder in self._unique_roots():
+            with contextlib.suppress(FileNotFoundError):
+                names.update(entry.name for entry in folder.iterdir() if entry.is_dir())
+        return sorted(names)
+
+    def sandboxes(self, generation: str) -> list[str]:
+        """Return the ids of the sandboxes of a generation that have groups."""
+        names = set()
+        for folder in self._parents(generation):
+            with contextlib.suppress(FileNotFoundError):
+                names.update(entry.name for entry in folder.iterdir() if entry.is_dir())
+        return sorted(names)
+
+    def find(self, generation: str, sandbox_id: str) -> BoxCgroup:
+        """Return the groups of a sandbox of some generation."""
+        return BoxCgroup(self.tree.version, self._folders(generation, sandbox_id))
+
+    def remove_generation(self, generation: str) -> None:
+        """Kill and remove all that a generation left; then its own folders."""
+        for sandbox_id in self.sandboxes(generation):
+            group = self.find(generation, sandbox_id)
+            with contextlib.suppress(FileNotFoundError):
+                group.kill_all()
+            group.remove()
+        for folder in self._parents(generation):
+            _remove_folder(folder)
+
+    def close(self) -> None:
+        """Remove this generation's folders; they are empty."""
+        self.remove_generation(self.generation)
+        for folder in self._unique_roots():
+            _remove_folder(folder)  # stays while another manager has a generation in it
+
+    def _unique_roots(self) -> list[Path]:
+        return [folder / _FOLDER for folder in dict.fromkeys(self.tree.folders.values())]
+
+    def _parents(self, generation: str) -> list[Path]:
+        return [folder / generation for folder in self._unique_roots()]
+
+    def _folders(self, generation: str, sandbox_id: str) -> dict[str, Path]:
+        return {
+            name: folder / _FOLDER / generation / sandbox_id
+            for name, folder in self.tree.folders.items()
+        }
+
+
+def _enable_controllers(tree: Tree) -> None:
+    own = next(iter(tree.folders.values()))
+    try:
+        _write(own / "cgroup.subtree_control", _plus(tree))
+    except OSError:
+        # A group with processes cannot hand controllers on: this process moves into a leaf first.
+        leaf = own / _MANAGER_LEAF
+        leaf.mkdir(exist_ok=True)
+        _write(leaf / "cgroup.procs", str(os.getpid()))
+        _write(own / "cgroup.subtree_control", _plus(tree))
+
+
+def _plus(tree: Tree) -> str:
+    return " ".join(f"+{name}" for name in tree.controllers)
+
+
+def _counter(path: Path, name: str) -> int:
+    try:
+        text = path.read_text(encoding="ascii")
+    except OSError:
+        return 0  # the group is gone; the caller compares with an earlier count
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="ascii")
+
+
+def _write_if_there(path: Path, text: str) -> None:
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        _write(path, text)
+
+
+def _remove_folder(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

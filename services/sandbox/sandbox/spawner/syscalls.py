@@ -1,0 +1,230 @@
+"""Linux system calls that Python 3.11 has no function for, by ctypes.
+
+Every function raises OSError with the system's errno. Standard library only: the spawner runs without site-packages.
+"""
+
+import ctypes
+import os
+import platform
+import struct
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+MNT_DETACH = 0x2
+
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_IN_ROOT = 0x10
+
+_AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+_MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_MOUNT_ATTR_RDONLY = 0x1
+_MOUNT_ATTR_NOSUID = 0x2
+_MOUNT_ATTR_NODEV = 0x4
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
+_CAPABILITY_VERSION_3 = 0x20080522
+_LAST_CAPABILITY = 63
+
+# From 424 on, all architectures share one table.
+_NR_OPEN_TREE = 428
+_NR_MOVE_MOUNT = 429
+_NR_OPENAT2 = 437
+_NR_MOUNT_SETATTR = 442
+_NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class _SockFprog(ctypes.Structure):
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _prctl(option: int, *arguments: int) -> int:
+    padded = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
+    return int(_libc.prctl(option, *padded))
+
+
+def unshare(flags: int) -> None:
+    """Move this process (for NEWPID: its next children) into new namespaces."""
+    _check(_libc.unshare(flags), f"unshare(0x{flags:x})")
+
+
+def setns(descriptor: int, kind: int) -> None:
+    """Join the namespace that a descriptor of /proc/PID/ns stands for."""
+    _check(_libc.setns(descriptor, kind), f"setns(0x{kind:x})")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """Mount a file system, or change a mount."""
+    _check(
+        _libc.mount(
+            source.encode(),
+            target.encode(),
+            kind.encode() if kind else None,
+            ctypes.c_ulong(flags),
+            options.encode() or None,
+        ),
+        f"mount({kind or source} on {target})",
+    )
+
+
+def unmount(target: str, flags: int) -> None:
+    """Take a mount away."""
+    _check(_libc.umount2(target.encode(), flags), f"umount2({target})")
+
+
+def bind_read_only(source: str, target: str) -> None:
+    """Bind a file or a tree to another place: read-only, without set-uid and devices, submounts alike."""
+    tree = _check(
+        _libc.syscall(
+            ctypes.c_long(_NR_OPEN_TREE),
+            _AT_FDCWD,
+            source.encode(),
+            _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE,
+        ),
+        f"open_tree({source})",
+    )
+    try:
+        attributes = struct.pack(
+            "QQQQ", _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0
+        )
+        _check(
+            _libc.syscall(
+                ctypes.c_long(_NR_MOUNT_SETATTR),
+                tree,
+                b"",
+                _AT_EMPTY_PATH | _AT_RECURSIVE,
+                attributes,
+                ctypes.c_size_t(len(attributes)),
+            ),
+            f"mount_setattr({source})",
+        )
+        _check(
+            _libc.syscall(
+                ctypes.c_long(_NR_MOVE_MOUNT),
+                tree,
+                b"",
+                _AT_FDCWD,
+                target.encode(),
+                _MOVE_MOUNT_F_EMPTY_PATH,
+            ),
+            f"move_mount({source} to {target})",
+        )
+    finally:
+        os.close(tree)
+
+
+def pivot_root_here() -> None:
+    """Make the working directory the root and detach the old root."""
+    number = _NR_PIVOT_ROOT[platform.machine()]
+    _check(_libc.syscall(ctypes.c_long(number), b".", b"."), "pivot_root")
+    unmount(".", MNT_DETACH)
+    os.chdir("/")
+
+
+def openat2(directory: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+    """Open a path below a directory under the given resolution rules."""
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    return _check(
+        _libc.syscall(
+            ctypes.c_long(_NR_OPENAT2),
+            directory,
+            os.fsencode(path),
+            how,
+            ctypes.c_size_t(len(how)),
+        ),
+        path,
+    )
+
+
+def set_fs_ids(uid: int, gid: int) -> None:
+    """Make files from here on belong to these ids."""
+    # These calls report no errors; asking with -1 tells what holds.
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+    if _libc.setfsuid(-1) != uid or _libc.setfsgid(-1) != gid:
+        raise PermissionError(1, f"setfsuid({uid}): Operation not permitted")
+
+
+def set_parent_death_signal(signal_number: int) -> None:
+    """Have this process signalled when its parent ends; a change of credentials clears it."""
+    _check(_prctl(_PR_SET_PDEATHSIG, signal_number), "prctl(PR_SET_PDEATHSIG)")
+
+
+def set_child_subreaper() -> None:
+    """Become the parent of orphaned descendants."""
+    _check(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def set_not_dumpable() -> None:
+    """Keep processes of the same uid out of this one's memory and /proc entries."""
+    _check(_prctl(_PR_SET_DUMPABLE, 0), "prctl(PR_SET_DUMPABLE)")
+
+
+def drop_all_capabilities() -> None:
+    """Empty the bounding, permitted, effective and inheritable sets."""
+    for capability in range(_LAST_CAPABILITY + 1):
+        if _prctl(_PR_CAPBSET_DROP, capability) < 0:
+            break  # past the last one that this kernel knows
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, bytes(24)), "capset")
+
+
+def set_no_new_privileges() -> None:
+    """Let no later execve gain privileges."""
+    _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def install_seccomp(program: bytes) -> None:
+    """Install a seccomp filter, given as packed BPF instructions."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    fprog = _SockFprog(len(program) // 8, ctypes.addressof(buffer))
+    _check(
+        _libc.prctl(
+            _PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(fprog), 0, 0
+        ),
+        "prctl(PR_SET_SECCOMP)",
+    )
+
+
+def set_process_title(title: str) -> None:
+    """Replace this process's command line, which workloads can read, by a title; forks inherit it."""
+    with open("/proc/self/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, fields 48 and 49 of proc(5)
+    if start and end > start:
+        length = end - start
+        text = title.encode()[: length - 1]
+        ctypes.memmove(start, text + bytes(length - len(text)), length)

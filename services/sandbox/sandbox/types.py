@@ -1,0 +1,190 @@
+"""The words of the sandbox service as frozen dataclasses; plain Python, no grpc, no protobuf."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+MIB = 1024 * 1024
+
+
+class Purpose(StrEnum):
+    """What a sandbox is for."""
+
+    AGENT = "agent"
+    GRADE = "grade"
+
+
+class Role(StrEnum):
+    """Who calls, as the rollout token says."""
+
+    AGENT = "agent"
+    GRADER = "grader"
+    OPERATOR = "operator"
+
+
+class Cause(StrEnum):
+    """Why a sandbox was destroyed."""
+
+    OUTCOME = "outcome"
+    CANCELLED = "cancelled"
+    IDLE = "idle"
+    LIFETIME = "lifetime"
+    MANAGER_LOST = "manager_lost"
+    REQUESTED = "requested"
+
+
+class Termination(StrEnum):
+    """How a command ended."""
+
+    EXITED = "exited"
+    SIGNALED = "signaled"
+    OOM_KILLED = "oom_killed"
+    TIMED_OUT = "timed_out"
+    OUTPUT_LIMIT = "output_limit"
+    PIDS_LIMIT = "pids_limit"
+    SANDBOX_BROKEN_BY_WORKLOAD = "sandbox_broken_by_workload"
+    KILLED = "killed"
+
+
+class Stream(StrEnum):
+    """Which stream output came from."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """What the rollout token of a call says."""
+
+    rollout_id: str
+    """Empty for an operator."""
+    epoch: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a sandbox may use."""
+
+    memory_bytes: int = 512 * MIB
+    """Files on the sandbox's disk and in its shared memory count."""
+    max_processes: int = 256
+    cpus: float = 1.0
+    disk_bytes: int = 256 * MIB
+    max_inodes: int = 100_000
+    shm_bytes: int = 64 * MIB
+    """Size of /dev/shm; not the caller's to choose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxFile:
+    """A file by content."""
+
+    path: str
+    """Absolute, inside the sandbox."""
+    content: bytes
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxKey:
+    """What makes a sandbox the same one: a repeated create with this key returns the first."""
+
+    rollout_id: str
+    purpose: Purpose
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateSpec:
+    """A sandbox that a caller asks for, checked."""
+
+    key: BoxKey
+    run_id: str
+    limits: Limits
+    lifetime_seconds: float
+    idle_seconds: float
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[BoxFile, ...] = ()
+    trace_parent: str = ""
+    """W3C trace context of the create call; the destroyed event continues it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxInfo:
+    """What is known of a sandbox. Times are seconds since the epoch."""
+
+    sandbox_id: str
+    key: BoxKey
+    run_id: str
+    epoch: int
+    backend: str
+    isolation: str
+    rootfs_digest: str
+    create_time: float
+    deadline_time: float
+    idle_deadline_time: float
+    provision_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command to run in a sandbox, checked."""
+
+    exec_id: str
+    argv: tuple[str, ...]
+    working_dir: str = "/work"
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes = b""
+    timeout_seconds: float = 60.0
+    max_output_bytes: int = MIB
+    """Of stdout and of stderr each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Output as it came."""
+
+    stream: Stream
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecOutcome:
+    """How a command ended."""
+
+    termination: Termination
+    exit_code: int = 0
+    signal: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    output_incomplete: bool = False
+    """A process that outlived the command still held the pipes."""
+    duration_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileContent:
+    """What was read of a file."""
+
+    content: bytes
+    size_bytes: int
+    """Of the whole file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """Counts since the service started."""
+
+    live_count: int
+    expected_count: int
+    created_count: int
+    destroyed_count: int
+    orphans_reaped_count: int
+    backend: str
+    isolation: str
+    create_p50_seconds: float
+    create_p95_seconds: float

@@ -119,6 +119,11 @@ class Definitions:
                 components.append(component)
         return tuple(components)
 
+    def version_of_text(self, text: str) -> str:
+        """Return the version of a definition that is not sound: of its very text."""
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return f"{self._package_version}+unsound.{digest}"
+
     def _version(self, values: dict[str, object]) -> str:
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         digest = hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -10,7 +10,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from grader.answer.symbolic import Symbolic, SymbolicVerdict
-from grader.answer.units import same_unit
+from grader.answer.units import COMPOUND_UNITS, same_unit
 from grader.answer.values import (
     Arithmetic,
     Equation,
@@ -69,7 +69,7 @@ def compare(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
     if isinstance(gold, Interval | Ordered | Union | Many):
         return _compare_collection(gold, stated, symbolic)
     if isinstance(stated, Many):
-        return Equality.HEDGED
+        return Equality.UNREADABLE if _is_compound(stated) else Equality.HEDGED
     if isinstance(gold, Expression) or isinstance(stated, Expression):
         return _compare_expression(gold, stated, symbolic)
     if isinstance(stated, Text):
@@ -91,6 +91,14 @@ def choice_of(text: str) -> str | None:
 
 def _equality(equal: bool) -> Equality:
     return Equality.EQUAL if equal else Equality.DIFFERENT
+
+
+def _is_compound(value: Many) -> bool:
+    """Whether several numbers are one measure in parts, such as 5 hours and 30 minutes."""
+    units = [item.unit for item in value.items if isinstance(item, Number)]
+    if len(units) != len(value.items) or len(set(units)) != len(units):
+        return False
+    return any(family.issuperset(units) for family in COMPOUND_UNITS)
 
 
 def _same_number(gold: Number, stated: Number) -> bool:

@@ -16,6 +16,8 @@ from grader.answer.spans import clip_span, is_blank, tail_after
 
 MAX_RESPONSE = 200_000
 """Of a longer response the end is read."""
+MAX_STATEMENTS = 32
+"""Of each form, the last so many statements are looked at."""
 
 _QUESTION = re.compile(
     r"^[ \t>*#]*(?:Question|Q|Problem|\u95ee\u9898|\u95ee)\s*\d*\s*[:\uff1a]", re.MULTILINE
@@ -91,7 +93,7 @@ def _own_words(response: str) -> str:
         start = _THINK_START.search(text)
         if start:
             text = text[: start.start()]
-    for match in _QUESTION.finditer(text):
+    for match in list(_QUESTION.finditer(text))[:MAX_STATEMENTS]:
         before = text[: match.start()]
         if any(not is_blank(s.text) for s in _statements(before)) or _unmarked(before) is not None:
             return before
@@ -127,14 +129,14 @@ def _statements(text: str) -> Iterator[Statement]:
     if "\\" in text:
         yield from _boxes(text)
     if "<" in text:
-        for match in _TAG.finditer(text):
+        for match in list(_TAG.finditer(text))[-MAX_STATEMENTS:]:
             inner = match.group(2).strip()
             line = tail_after(inner, 0) if "\n" in inner and len(inner) > 200 else inner
             span = line if is_blank(line) else clip_span(line)
             yield Statement(text=span, line=line, source="tag", position=match.start(2))
     if '"' in text:
         yield from _json_fields(text)
-    matches = list(_STATED.finditer(text))
+    matches = list(_STATED.finditer(text))[-MAX_STATEMENTS:]
     for index, match in enumerate(matches):
         end = matches[index + 1].start() if index + 1 < len(matches) else len(text)
         line = tail_after(text[:end], match.end())
@@ -143,7 +145,7 @@ def _statements(text: str) -> Iterator[Statement]:
 
 
 def _boxes(text: str) -> Iterator[Statement]:
-    for match in _BOX.finditer(text):
+    for match in list(_BOX.finditer(text))[-MAX_STATEMENTS:]:
         start = match.end()
         if text[start : start + 1] != "{":
             bare = re.match(r"\s*(\\frac\{[^{}]*\}\{[^{}]*\}|[^\s$.,;]+)", text[start:])
@@ -176,7 +178,7 @@ def _closing_brace(text: str, start: int) -> int:
 
 def _json_fields(text: str) -> Iterator[Statement]:
     decoder = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=str)
-    for match in _JSON_FIELD.finditer(text):
+    for match in list(_JSON_FIELD.finditer(text))[-MAX_STATEMENTS:]:
         window = text[match.end() : match.end() + 4000]
         try:
             value, _ = decoder.raw_decode(window)

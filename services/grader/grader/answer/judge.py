@@ -59,6 +59,8 @@ def judge_answer(
     gold = _read_reference(reference)
     extraction = extract(response, stated_only=stated_only)
     statement = extraction.statement
+    if statement is not None and _is_remark(statement, gold):
+        statement = None
     if statement is None:
         explanation = (
             "an answer is announced but none follows" if extraction.blank else "no answer is stated"
@@ -82,6 +84,13 @@ def _read_reference(reference: str) -> Value:
             f"the reference {shown!r} is no answer: it must hold 1 to {MAX_SPAN} characters of text or mathematics"
         )
     return gold
+
+
+def _is_remark(statement: Statement, gold: Value) -> bool:
+    """Whether a short response without any marker is just words where mathematics is wanted."""
+    if statement.source != "whole" or isinstance(gold, Text):
+        return False
+    return isinstance(read(normalize(statement.text)), Text)
 
 
 def _compare_statement(

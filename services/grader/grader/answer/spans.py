@@ -17,7 +17,7 @@ _REASON = re.compile(
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r",\s+(?=[^\W\d_])")
-_WORKINGS = re.compile(r"(?<=[a-z])\s+\([\d\s.,+*/=x-]+\)\s*\.?$")
+_WORKINGS = re.compile(r"(?<=[a-z])\s+\([\d\s.]+[+*/=x-][\d\s.+*/=x-]+\)\s*\.?$")
 _BECAUSE = re.compile(r"(?<=\w),?\s+(?:because|since)\b.*$", re.IGNORECASE)
 _WORKED = re.compile(
     r"[\d\s.,()$]*[\d)]\s*[+*/x\u00d7\u00f7-][\d\s.,+*/x\u00d7\u00f7()$=-]*[\d)]\s*=\s*([^=]*\d[^=]*)"

@@ -65,6 +65,20 @@ CURRENCY_PREFIXES = (
 )  # fmt: skip
 """What may stand before an amount, lower case."""
 CURRENCIES = frozenset(("usd", "eur", "gbp", "jpy", "cny", "inr", "chf", "cent", "yen"))
+COMPOUND_UNITS = tuple(
+    frozenset(family)
+    for family in (
+        ("y", "mo", "wk", "d", "h", "min", "s"),
+        ("mi", "yd", "ft", "in"),
+        ("km", "m", "cm", "mm"),
+        ("kg", "g", "mg"),
+        ("lb", "oz"),
+        ("l", "ml"),
+        ("usd", "cent"),
+        ("eur", "cent"),
+    )
+)
+"""Units that one measure may be stated in together."""
 _CANONICAL = {alias: unit for unit, names in _ALIASES.items() for alias in names.split()}
 _POWER = re.compile(r"(.+?)\s*\^?\s*\{?([23])\}?")
 _POWER_WORDS = (("square ", "2"), ("sq. ", "2"), ("sq ", "2"), ("cubic ", "3"), ("cu ", "3"))

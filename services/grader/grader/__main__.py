@@ -1,0 +1,74 @@
+"""Starts the grader: `python -m grader`."""
+
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from eventbus.nats_bus import NatsBus
+from hone.grader.v1 import grader_pb2, grader_pb2_grpc
+from servicekit.channels import connect, resolve
+from servicekit.serve import App, run
+from servicekit.tokens import TokenMinter
+
+from grader.answer.symbolic import SymbolicProcess
+from grader.clients import NoLeases, SandboxLeases
+from grader.consumer import FinishedConsumer, Tries
+from grader.definition import Definitions
+from grader.desk import GradingDesk
+from grader.kinds.base import Instruments
+from grader.servicer import GraderServicer
+from grader.settings import GraderSettings
+from grader.store import JudgedStore
+
+
+async def build(app: App[GraderSettings]) -> None:
+    """Put the grader together."""
+    settings = app.settings
+    symbolic = SymbolicProcess(timeout_seconds=settings.symbolic_timeout_seconds)
+
+    async def close_symbolic() -> None:
+        symbolic.close()
+
+    app.on_close(close_symbolic)
+    definitions = Definitions(package_version=version("hone-grader"))
+    desk = GradingDesk(definitions, Instruments(symbolic=symbolic))
+    store = JudgedStore(settings.data_dir / "grader.sqlite")
+
+    async def close_store() -> None:
+        store.close()
+
+    app.on_close(close_store)
+    leases = _leases(settings)
+    app.on_close(leases.close)
+    bus = await NatsBus.connect(settings.nats_url, name="grader")
+    app.on_close(bus.close)
+    consumer = FinishedConsumer(
+        bus=bus,
+        store=store,
+        desk=desk,
+        leases=leases,
+        tries=Tries(max_tries=settings.max_grade_tries, delay_seconds=settings.retry_delay_seconds),
+        tracer=app.tracer,
+        clock=time.time,
+    )
+    grader_pb2_grpc.add_GraderServiceServicer_to_server(GraderServicer(desk), app.server)
+    app.add_service(grader_pb2.DESCRIPTOR.services_by_name["GraderService"].full_name)
+    app.spawn(consumer.run(app.stopping, max_in_flight=settings.max_in_flight), name="consumer")
+
+
+def _leases(settings: GraderSettings) -> SandboxLeases | NoLeases:
+    if settings.token_key_file is None:
+        return NoLeases()
+    key_file: Path = settings.token_key_file
+    minter = TokenMinter(key_file, time.time)
+    ttl = 2 * settings.lease_seconds
+    return SandboxLeases(
+        lambda: connect(resolve("sandbox", settings), idempotent_methods=("ExtendLifetime",)),
+        lambda rollout_id, epoch: minter.mint(rollout_id, epoch, "grader", ttl),
+        renew_seconds=settings.lease_renew_seconds,
+        lease_seconds=settings.lease_seconds,
+    )
+
+
+if __name__ == "__main__":
+    run("grader", GraderSettings(), build)

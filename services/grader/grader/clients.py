@@ -1,0 +1,110 @@
+"""What the grader asks of the sandbox service: that the agent's box stays alive while it is being graded."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import grpc
+from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
+from servicekit.attributes import TOKEN_METADATA_KEY
+from servicekit.errors import HoneError
+from trajectory.convert import duration_to_proto
+
+_LOG = logging.getLogger("hone.grader.lease")
+
+
+class MintToken(Protocol):
+    """Makes a grader's token for one rollout."""
+
+    def __call__(self, rollout_id: str, epoch: int) -> str:
+        """Return the token."""
+        ...
+
+
+class SandboxLeases:
+    """Renews leases; the first renewal comes only when grading has taken that long."""
+
+    def __init__(
+        self,
+        connect: Callable[[], grpc.aio.Channel],
+        mint: MintToken,
+        *,
+        renew_seconds: float,
+        lease_seconds: float,
+    ) -> None:
+        """Connect on first use.
+
+        Args:
+            connect: makes the channel to the sandbox service.
+            mint: makes the grader's tokens.
+            renew_seconds: between renewals.
+            lease_seconds: what each renewal asks for.
+        """
+        self._connect = connect
+        self._mint = mint
+        self._renew_seconds = renew_seconds
+        self._lease_seconds = lease_seconds
+        self._channel: grpc.aio.Channel | None = None
+
+    @asynccontextmanager
+    async def held(self, sandbox_id: str, rollout_id: str, epoch: int) -> AsyncIterator[None]:
+        """Keep a sandbox alive inside the block; without a sandbox do nothing."""
+        if not sandbox_id:
+            yield
+            return
+        renewing = asyncio.get_running_loop().create_task(
+            self._renew(sandbox_id, rollout_id, epoch), name=f"lease {sandbox_id}"
+        )
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close the channel, if one was opened."""
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _renew(self, sandbox_id: str, rollout_id: str, epoch: int) -> None:
+        while True:
+            await asyncio.sleep(self._renew_seconds)
+            request = sandbox_pb2.ExtendLifetimeRequest(
+                sandbox_id=sandbox_id,
+                rollout_id=rollout_id,
+                idle_timeout=duration_to_proto(self._lease_seconds),
+            )
+            token = self._mint(rollout_id, epoch)
+            try:
+                if self._channel is None:
+                    self._channel = self._connect()
+                stub: sandbox_pb2_grpc.SandboxServiceAsyncStub = (
+                    sandbox_pb2_grpc.SandboxServiceStub(self._channel)
+                )
+                await stub.ExtendLifetime(
+                    request, metadata=((TOKEN_METADATA_KEY, token),), timeout=self._renew_seconds
+                )
+            except HoneError as err:
+                # Graders of answers do not need the box; one that does fails by itself and says so.
+                _LOG.warning(
+                    "lease could not be renewed",
+                    extra={
+                        "sandbox_id": sandbox_id,
+                        "rollout_id": rollout_id,
+                        "error": err.message,
+                    },
+                )
+
+
+class NoLeases:
+    """For a grader that has no keys to mint tokens with: boxes live as long as their own lease."""
+
+    @asynccontextmanager
+    async def held(self, sandbox_id: str, rollout_id: str, epoch: int) -> AsyncIterator[None]:
+        """Do nothing around the block."""
+        yield
+
+    async def close(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,226 @@
+"""Acts on rollout.finished: grade, write the judgement, tell it, exactly once per attempt.
+
+A late attempt is graded like any other; the learner decides what counts. The judgement is written before it is told
+(see `store`), and its event id is derived, so neither a redelivery nor a crash in between can tell it twice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from eventbus.bus import Delivery, EventBus
+from eventbus.envelope import new_envelope
+from eventbus.errors import RetryLater
+from hone.events.v1 import events_pb2
+from opentelemetry import context as otel_context
+from opentelemetry import propagate, trace
+from servicekit import attributes
+from servicekit.errors import HoneError
+from trajectory.types import Masked, Scored
+
+from grader.convert import record_from_proto, verdict_to_event
+from grader.desk import GradingDesk, Verdict
+from grader.grading import failure_of
+from grader.sample import GradingFaultError
+from grader.store import Judged, JudgedStore
+
+_LOG = logging.getLogger("hone.grader")
+CONSUMER = "grader"
+"""Name of the durable consumer that all replicas share."""
+
+
+class Leases(Protocol):
+    """Keeps the agent's sandbox alive while its rollout is being graded."""
+
+    def held(
+        self, sandbox_id: str, rollout_id: str, epoch: int
+    ) -> AbstractAsyncContextManager[None]:
+        """Keep one sandbox alive inside the block."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tries:
+    """How often a record is graded again after a fault of ours."""
+
+    max_tries: int
+    delay_seconds: float
+    """Times the number of tries so far."""
+
+
+class FinishedConsumer:
+    """Judges finished rollouts."""
+
+    def __init__(
+        self,
+        *,
+        bus: EventBus,
+        store: JudgedStore,
+        desk: GradingDesk,
+        leases: Leases,
+        tries: Tries,
+        tracer: trace.Tracer,
+        clock: Callable[[], float],
+    ) -> None:
+        """Consume nothing yet."""
+        self._bus = bus
+        self._store = store
+        self._desk = desk
+        self._leases = leases
+        self._tries = tries
+        self._tracer = tracer
+        self._clock = clock
+
+    async def run(self, stop: asyncio.Event, *, max_in_flight: int) -> None:
+        """Tell what an earlier process left untold, then judge until told to stop."""
+        for judged in await asyncio.to_thread(self._store.unpublished):
+            await self._tell_again(judged)
+        await self._bus.consume(
+            CONSUMER, ["rollout_finished"], self.handle, stop=stop, max_in_flight=max_in_flight
+        )
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Judge one finished rollout.
+
+        Raises:
+            RetryLater: grading could not be done and will be tried again.
+        """
+        envelope = delivery.envelope
+        known = await asyncio.to_thread(self._store.find, envelope.event_id)
+        if known is None:
+            await self._judge_and_tell(delivery)
+        elif not known.published:
+            await self._tell_again(known)
+
+    async def _judge_and_tell(self, delivery: Delivery) -> None:
+        envelope = delivery.envelope
+        with self._tracer.start_as_current_span(
+            attributes.SPAN_GRADE,
+            attributes={
+                attributes.ROLLOUT_ID: envelope.rollout_id,
+                attributes.RUN_ID: envelope.run_id,
+                attributes.ATTEMPT: envelope.attempt,
+            },
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            verdict = await self._verdict(delivery)
+            _describe(span, verdict)
+            judged = Judged(
+                finished_event_id=envelope.event_id,
+                rollout_id=envelope.rollout_id,
+                attempt=envelope.attempt,
+                grader_version=verdict.grader_version,
+                event=self._event(envelope, verdict).SerializeToString(),
+                trace_parent=_trace_parent(),
+            )
+            added = await asyncio.to_thread(self._store.add, judged, self._clock())
+            if added:
+                await self._tell(judged)
+        _LOG.info(
+            "graded",
+            extra={
+                "rollout_id": envelope.rollout_id,
+                "attempt": envelope.attempt,
+                "outcome": type(verdict.outcome).__name__.lower(),
+                "score": verdict.outcome.score if isinstance(verdict.outcome, Scored) else None,
+                "grader_version": verdict.grader_version,
+            },
+        )
+
+    async def _verdict(self, delivery: Delivery) -> Verdict:
+        """Grade, or decide that grading cannot be done."""
+        envelope = delivery.envelope
+        grader_json = ""
+        try:
+            message = await self._record(envelope.rollout_finished)
+            grader_json = message.grader_json
+            record = record_from_proto(message)
+            async with self._leases.held(record.sandbox_id, envelope.rollout_id, envelope.epoch):
+                return await asyncio.to_thread(self._desk.judge, record, grader_json)
+        # Whatever breaks in grading must end in an outcome: the slot waits for exactly one.
+        except Exception as err:
+            fault = _fault_of(err)
+            if not isinstance(err, GradingFaultError | HoneError):
+                _LOG.exception("grading broke", extra={"rollout_id": envelope.rollout_id})
+        if delivery.delivery_count < self._tries.max_tries:
+            delay = self._tries.delay_seconds * delivery.delivery_count
+            raise RetryLater(delay, reason=fault.detail) from fault
+        version = self._desk.version_of(grader_json)
+        return Verdict(outcome=failure_of(fault), grader_version=version)
+
+    async def _record(self, finished: events_pb2.RolloutFinished) -> events_pb2.RolloutRecord:
+        if finished.WhichOneof("record") == "inline":
+            return finished.inline
+        blobs = await self._bus.blobs()
+        return events_pb2.RolloutRecord.FromString(await blobs.get(finished.blob))
+
+    def _event(self, finished: events_pb2.Envelope, verdict: Verdict) -> events_pb2.Envelope:
+        return new_envelope(
+            verdict_to_event(verdict),
+            source="grader",
+            run_id=finished.run_id,
+            rollout_id=finished.rollout_id,
+            slot=finished.slot if finished.HasField("slot") else None,
+            attempt=finished.attempt,
+            epoch=finished.epoch,
+            grader_version=verdict.grader_version,
+            clock=self._clock,
+        )
+
+    async def _tell_again(self, judged: Judged) -> None:
+        """Tell a judgement in the trace context of the span that made it."""
+        parent = propagate.extract({"traceparent": judged.trace_parent})
+        mark = otel_context.attach(parent)
+        try:
+            await self._tell(judged)
+        finally:
+            otel_context.detach(mark)
+
+    async def _tell(self, judged: Judged) -> None:
+        await self._bus.publish(events_pb2.Envelope.FromString(judged.event))
+        await asyncio.to_thread(self._store.mark_published, judged.finished_event_id)
+
+
+def _fault_of(err: Exception) -> GradingFaultError:
+    if isinstance(err, GradingFaultError):
+        return err
+    detail = err.message if isinstance(err, HoneError) else f"{type(err).__name__}: {err}"
+    return GradingFaultError(detail, retryable=True, client=False)
+
+
+def _trace_parent() -> str:
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
+def _describe(span: trace.Span, verdict: Verdict) -> None:
+    outcome = verdict.outcome
+    span.set_attribute(attributes.OUTCOME, type(outcome).__name__.lower())
+    if isinstance(outcome, Scored):
+        span.set_attribute(attributes.SCORE, outcome.score)
+        label = outcome.kind.value if outcome.kind is not None else "success"
+        for reward in outcome.rewards:
+            span.add_event(
+                "gen_ai.evaluation.result",
+                {
+                    attributes.GEN_AI_EVALUATION_NAME: reward.name,
+                    attributes.GEN_AI_EVALUATION_SCORE: reward.value,
+                },
+            )
+        span.set_attribute(
+            attributes.GEN_AI_EVALUATION_NAME, ",".join(reward.name for reward in outcome.rewards)
+        )
+        span.set_attribute(attributes.GEN_AI_EVALUATION_SCORE, outcome.score)
+        span.set_attribute(attributes.GEN_AI_EVALUATION_LABEL, label)
+    elif isinstance(outcome, Masked):
+        span.set_attribute(
+            attributes.GEN_AI_EVALUATION_LABEL, f"masked {outcome.kind or ''}".strip()
+        )
+    else:
+        span.set_attribute(attributes.ERROR_KIND, outcome.kind.value)
+        span.set_status(trace.Status(trace.StatusCode.ERROR, outcome.detail))

@@ -1,0 +1,47 @@
+"""The grader's RPCs: thin, the desk does the work."""
+
+import asyncio
+from typing import Any
+
+import grpc
+from hone.grader.v1 import grader_pb2, grader_pb2_grpc
+from servicekit.errors import Unavailable
+
+from grader.convert import record_from_proto, verdict_to_proto
+from grader.desk import GradingDesk
+from grader.sample import GradingFaultError
+
+
+class GraderServicer(grader_pb2_grpc.GraderServiceServicer):
+    """Grades and checks on request; tells nobody."""
+
+    def __init__(self, desk: GradingDesk) -> None:
+        """Answer from the desk."""
+        self._desk = desk
+
+    async def GradeRollout(
+        self,
+        request: grader_pb2.GradeRolloutRequest,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> grader_pb2.GradeRolloutResponse:
+        """Score one record."""
+        record = record_from_proto(request.record)
+        definition = request.grader_json or record.grader_json
+        self._desk.definition(definition)
+        try:
+            verdict = await asyncio.to_thread(self._desk.judge, record, definition)
+        except GradingFaultError as fault:
+            raise Unavailable(fault.detail, reason="GRADING_FAULT") from fault
+        return verdict_to_proto(verdict)
+
+    async def ValidateGrader(
+        self,
+        request: grader_pb2.ValidateGraderRequest,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> grader_pb2.ValidateGraderResponse:
+        """Check a definition."""
+        definition = self._desk.definition(request.grader_json)
+        return grader_pb2.ValidateGraderResponse(
+            reward_names=[component.name for component in definition.components],
+            grader_version=definition.version,
+        )

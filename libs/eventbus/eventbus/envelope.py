@@ -135,7 +135,7 @@ def new_envelope(
     envelope = events_pb2.Envelope(
         source=source, run_id=run_id, rollout_id=rollout_id, slot=slot, attempt=attempt, epoch=epoch
     )
-    envelope.create_time.FromNanoseconds(int(clock() * 1e9))
+    envelope.create_time.FromMicroseconds(round(clock() * 1e6))
     getattr(envelope, field).CopyFrom(payload_message)
     envelope.event_id = _derived_id(envelope, field, ordinal, grader_version)
     return envelope
@@ -203,5 +203,5 @@ def dead_letter(
             reason=reason[:2000],
         ),
     )
-    result.create_time.FromNanoseconds(int(clock() * 1e9))
+    result.create_time.FromMicroseconds(round(clock() * 1e6))
     return result

@@ -176,9 +176,11 @@ class _Common:
             "LOG_FORMAT": "json",
         }
         if name == "console":
+            # It must not send itself the spans of receiving spans.
             settings |= {
+                "OTLP_ENDPOINT": "",
                 "OTLP_PORT": self.otlp.rpartition(":")[2],
-                "PAGE_PORT": str(self.page_port),
+                "HTTP_PORT": str(self.page_port),
             }
         if name == "rollout" and self.options.engine is not None:
             settings["ENGINE"] = self.options.engine

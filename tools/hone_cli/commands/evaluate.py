@@ -1,0 +1,27 @@
+"""`hone evaluate`: measure a policy."""
+
+from hone_cli.commands.running import start_and_follow
+from hone_cli.options import AsJson, Detach, DryRun, Endpoint, Overrides, RunFile
+
+
+def evaluate(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = None,
+    detach: Detach = False,
+) -> None:
+    """Measure a policy on the evaluation tasks of RUN.yaml, without training it.
+
+    A file made for `hone train` will do. Add model.adapter=RUN_ID to measure what a run has learnt.
+    """
+    start_and_follow(
+        "evaluate",
+        run_file,
+        overrides or [],
+        dry_run=dry_run,
+        as_json=as_json,
+        endpoint=endpoint,
+        detach=detach,
+    )

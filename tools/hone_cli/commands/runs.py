@@ -1,0 +1,79 @@
+"""`hone runs`: list runs, or show one."""
+
+from typing import Annotated
+
+import typer
+
+from hone_cli.errors import USAGE, CliError
+from hone_cli.options import AsJson, Endpoint
+
+
+def runs(
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="[RUN_ID]", help="Show this run with its steps.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow the run to its end; Ctrl-C stops the run.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Runs to list.")] = 50,
+    as_json: AsJson = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """List the runs, newest first, or show one."""
+    import asyncio
+
+    from hone_cli.addresses import AddressBook
+
+    book = AddressBook(endpoint)
+    if watch:
+        if run_id is None:
+            raise CliError("--watch needs a RUN_ID", USAGE)
+        from hone_cli.jobs import run_to_end
+        from hone_cli.queries import get_run
+
+        run = asyncio.run(get_run(run_id, book)).run
+        raise typer.Exit(run_to_end(run, book, as_json=as_json))
+    if run_id is None:
+        _list(book, limit, as_json=as_json)
+    else:
+        _show(book, run_id, as_json=as_json)
+
+
+def _list(book: object, limit: int, *, as_json: bool) -> None:
+    import asyncio
+    import json
+
+    from hone_cli.addresses import AddressBook
+    from hone_cli.plain import plain
+    from hone_cli.queries import list_runs
+    from hone_cli.render_run import print_runs
+
+    assert isinstance(book, AddressBook)
+    found = asyncio.run(list_runs(book, limit))
+    if as_json:
+        typer.echo(json.dumps({"runs": [plain(run) for run in found]}, indent=2))
+    else:
+        print_runs(found)
+
+
+def _show(book: object, run_id: str, *, as_json: bool) -> None:
+    import asyncio
+    import json
+
+    from hone_cli.addresses import AddressBook
+    from hone_cli.plain import plain
+    from hone_cli.queries import get_run, run_counts
+    from hone_cli.render_run import print_run
+
+    assert isinstance(book, AddressBook)
+
+    async def ask() -> None:
+        reply = await get_run(run_id, book)
+        counts = await run_counts(run_id, book)
+        if as_json:
+            found = plain(reply) | ({"archive": plain(counts)} if counts is not None else {})
+            typer.echo(json.dumps(found, indent=2))
+        else:
+            print_run(reply, counts)
+
+    asyncio.run(ask())

@@ -1,0 +1,27 @@
+"""`hone sft`: imitate conversations."""
+
+from hone_cli.commands.running import start_and_follow
+from hone_cli.options import AsJson, Detach, DryRun, Endpoint, Overrides, RunFile
+
+
+def sft(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = None,
+    detach: Detach = False,
+) -> None:
+    """Teach the model by example: train on the conversations that RUN.yaml names.
+
+    Ctrl-C stops after the step under way and says how to go on.
+    """
+    start_and_follow(
+        "sft",
+        run_file,
+        overrides or [],
+        dry_run=dry_run,
+        as_json=as_json,
+        endpoint=endpoint,
+        detach=detach,
+    )

@@ -1,0 +1,73 @@
+"""`hone train`: learn from rewards."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hone_cli.commands.running import start_and_follow
+from hone_cli.errors import USAGE, CliError
+from hone_cli.options import AsJson, Detach, DryRun, Endpoint, Overrides
+
+
+def train(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.yaml", help="What to run.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN_ID",
+            help="Go on with a run from its last checkpoint, instead of RUN.yaml.",
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = None,
+    detach: Detach = False,
+) -> None:
+    """Let the agent act on the tasks of RUN.yaml and train it on the rewards.
+
+    Ctrl-C stops after the step under way and says how to go on.
+    """
+    if resume is not None:
+        if run_file is not None:
+            raise CliError("give a run file or --resume RUN_ID, not both", USAGE)
+        if dry_run:
+            raise CliError("--dry-run has nothing to check with --resume", USAGE)
+        _resume(resume, as_json=as_json, endpoint=endpoint, detach=detach)
+        return
+    if run_file is None:
+        raise CliError("give a run file, or --resume RUN_ID", USAGE)
+    start_and_follow(
+        "grpo",
+        run_file,
+        overrides or [],
+        dry_run=dry_run,
+        as_json=as_json,
+        endpoint=endpoint,
+        detach=detach,
+    )
+
+
+def _resume(run_id: str, *, as_json: bool, endpoint: str | None, detach: bool) -> None:
+    import asyncio
+    import json
+
+    from hone_cli.addresses import AddressBook
+    from hone_cli.jobs import resume, run_to_end
+    from hone_cli.plain import plain
+
+    book = AddressBook(endpoint)
+    run = asyncio.run(resume(run_id, book))
+    if not detach:
+        raise typer.Exit(run_to_end(run, book, as_json=as_json))
+    if as_json:
+        typer.echo(json.dumps({"run": plain(run)}))
+    else:
+        typer.echo(
+            f"run {run.run_id} goes on from step {run.step}; "
+            f"watch it with `hone runs {run.run_id} --watch`"
+        )

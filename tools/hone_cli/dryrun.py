@@ -1,0 +1,77 @@
+"""What --dry-run prints: the run as it would start, and what it amounts to."""
+
+import json
+
+import yaml
+
+from hone_cli.jobs import Job
+
+
+def figures(job: Job) -> dict[str, object]:
+    """How much work the run is."""
+    spec = job.run.spec
+    found: dict[str, object] = {}
+    if job.train is not None:
+        found["train_rows"] = job.train.row_count
+    if job.eval is not None:
+        found["eval_rows"] = job.eval.row_count
+    if spec.algorithm == "grpo":
+        per_step = spec.train.batch_size * spec.train.group_size
+        found["rollouts_per_step"] = per_step
+        found["rollouts"] = per_step * spec.train.max_steps
+        found["max_rollouts_in_flight"] = per_step * (spec.train.max_staleness + 1)
+    if spec.algorithm == "sft" and job.train is not None:
+        seen = spec.train.batch_size * spec.train.max_steps
+        found["rows_seen"] = seen
+        found["epochs"] = round(seen / job.train.row_count, 2)
+    if job.eval is not None and spec.algorithm != "sft":
+        tasks = job.eval.row_count
+        tasks = min(tasks, spec.eval.max_tasks) if spec.eval.max_tasks else tasks
+        found["rollouts_per_evaluation"] = tasks * spec.eval.samples
+    return found
+
+
+def warnings(job: Job) -> list[str]:
+    """What is allowed but most likely not meant."""
+    spec = job.run.spec
+    found = []
+    if spec.algorithm == "grpo" and job.train is not None:
+        if job.train.row_count < spec.train.batch_size:
+            found.append(
+                f"data.train has {job.train.row_count} tasks, fewer than train.batch_size "
+                f"({spec.train.batch_size}): tasks repeat within a step"
+            )
+        if job.train.row_count < 50:
+            found.append(
+                f"data.train has {job.train.row_count} tasks; with fewer than 50 every estimate is noisy"
+            )
+    if spec.algorithm != "sft" and spec.rollout.max_turns > 1 and not spec.rollout.tools:
+        found.append(
+            "rollout.max_turns is above 1, but rollout.tools is empty: the first turn is the last"
+        )
+    return found
+
+
+def as_json(job: Job, grader: str) -> str:
+    """For programs."""
+    return json.dumps(
+        {
+            "spec": job.run.spec.model_dump(mode="json", exclude_none=True),
+            "figures": figures(job),
+            "grader": grader,
+            "warnings": warnings(job),
+        },
+        indent=2,
+    )
+
+
+def as_text(job: Job, grader: str) -> str:
+    """For people: the whole run file with its defaults filled in, then what it amounts to."""
+    spec = job.run.spec.model_dump(mode="json", exclude_none=True)
+    lines = [yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=100).rstrip(), ""]
+    for name, value in figures(job).items():
+        lines.append(f"# {name.replace('_', ' ')}: {value}")
+    lines.append(f"# grader: {grader}")
+    lines += [f"# warning: {text}" for text in warnings(job)]
+    lines.append("# nothing was started (--dry-run)")
+    return "\n".join(lines)

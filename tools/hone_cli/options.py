@@ -1,0 +1,35 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        metavar="HOST:PORT",
+        help="Address of the service; by default HONE_<SERVICE>_ADDRESS, then .hone/endpoints.json.",
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print machine-readable JSON and nothing else.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything and print what would run.")
+]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Start the run and leave; watch it with `hone runs`.")
+]
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="What to run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FIELD=VALUE]...",
+        help="Fields to set instead of the file's, for example train.learning_rate=1e-5.",
+    ),
+]
+Folder = Annotated[
+    Path, typer.Option("--dir", metavar="FOLDER", help="Folder whose .hone holds the suite.")
+]

@@ -1,0 +1,130 @@
+"""Runs for people: the list, one run with its steps, and how a run ended."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from hone.console.v1 import console_pb2
+from hone.learner.v1 import learner_pb2
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hone_cli.plain import enum_word
+from hone_cli.runview import StepTable, num_steps_of
+from hone_cli.text import number, safe, span
+
+_STATE_COLOURS = {"running": "cyan", "completed": "green", "stopped": "yellow", "failed": "red"}
+
+
+def console() -> Console:
+    """A console that takes texts as they are."""
+    return Console(highlight=False, markup=False, soft_wrap=True)
+
+
+def state_of(run: learner_pb2.Run) -> str:
+    """The state in a word."""
+    return enum_word(learner_pb2.Run.DESCRIPTOR.fields_by_name["state"], run.state) or "unknown"
+
+
+def print_runs(runs: Sequence[learner_pb2.Run]) -> None:
+    """Prints a table, newest first."""
+    if not runs:
+        console().print("no runs yet; start one with `hone train run.yaml`")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("run", "algorithm", "state", "step", "reward", "started", "took"):
+        table.add_column(heading, justify="right" if heading in ("step", "reward") else "left")
+    for run in runs:
+        state = state_of(run)
+        total = num_steps_of(run.spec)
+        reward = reward_of(run.metrics)
+        table.add_row(
+            Text(safe(run.run_id)),
+            Text(safe(run.spec.algorithm)),
+            Text(state, style=_STATE_COLOURS.get(state, "")),
+            Text(f"{run.step}/{total}" if total else "-"),
+            Text(number(reward) if reward is not None else "-"),
+            Text(moment(run.create_time)),
+            Text(took(run)),
+        )
+    console().print(table)
+
+
+def print_run(reply: learner_pb2.GetRunResponse, counts: console_pb2.RunSummary | None) -> None:
+    """Prints one run: what it was, how it stands, its steps and its figures."""
+    run, out = reply.run, console()
+    out.print(Text(safe(run.run_id), style="bold"))
+    facts = [
+        ("state", state_of(run) + (f": {safe(run.detail)}" if run.detail else "")),
+        ("algorithm", safe(run.spec.algorithm)),
+        ("model", safe(run.spec.model.path) + _adapter(run)),
+        ("started", f"{moment(run.create_time)}, took {took(run)}"),
+        ("policy version", str(run.policy_version)),
+        ("output", safe(run.output_dir)),
+    ]
+    if counts is not None:
+        facts.append(
+            (
+                "rollouts",
+                f"{counts.rollouts_scored_count} scored, {counts.rollouts_masked_count} masked, "
+                f"{counts.rollouts_failed_count} failed",
+            )
+        )
+    for name, value in facts:
+        out.print(f"  {name:<15} {value}")
+    if reply.steps:
+        out.print("")
+        table = StepTable(run.spec.algorithm, num_steps_of(run.spec))
+        for step in reply.steps:
+            for line in table.rows(step):
+                out.print(line)
+    print_metrics(run.metrics)
+
+
+def print_outcome(run: learner_pb2.Run) -> None:
+    """Prints how a run ended well and what can be done with it."""
+    print_metrics(run.metrics)
+    out = console()
+    out.print(f"run {run.run_id} is complete in {took(run)}; its files are in {run.output_dir}")
+    out.print(f"  hone rollout --run {run.run_id}   lists its rollouts")
+    out.print(f"  hone audit {run.run_id}   checks its log")
+    if run.spec.algorithm != "evaluate":
+        out.print(f"  model.adapter={run.run_id}   starts another run from its weights")
+
+
+def print_metrics(metrics: Mapping[str, float]) -> None:
+    """Prints the figures of a whole run."""
+    if not metrics:
+        return
+    out = console()
+    out.print("")
+    width = max(len(name) for name in metrics)
+    for name in sorted(metrics):
+        out.print(f"  {name:<{width}}  {number(metrics[name])}")
+    out.print("")
+
+
+def reward_of(metrics: Mapping[str, float]) -> float | None:
+    """The figure that says best how good the policy is."""
+    for name in ("eval/reward/mean", "reward/mean"):
+        if name in metrics:
+            return metrics[name]
+    return None
+
+
+def moment(time: Timestamp) -> str:
+    """Local date and time; a dash where it is not set."""
+    if not time.seconds:
+        return "-"
+    return time.ToDatetime(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def took(run: learner_pb2.Run) -> str:
+    """How long the run took, so far or in all."""
+    end = run.end_time.ToDatetime(UTC) if run.end_time.seconds else datetime.now(UTC)
+    return span((end - run.create_time.ToDatetime(UTC)).total_seconds())
+
+
+def _adapter(run: learner_pb2.Run) -> str:
+    return f" with adapter {safe(run.spec.model.adapter)}" if run.spec.model.adapter else ""

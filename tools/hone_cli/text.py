@@ -1,0 +1,43 @@
+"""Small formatting for people: durations, numbers, and text that may come from a model."""
+
+import math
+
+_ALLOWED = "\n\t"
+
+
+def span(seconds: float) -> str:
+    """A duration with two units at most: 850 ms, 12.3 s, 4 min 10 s, 2 h 5 min."""
+    if seconds < 0 or not math.isfinite(seconds):
+        return "?"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def number(value: float) -> str:
+    """A figure with what matters of it: whole numbers plain, others with four significant digits."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e9:
+        return str(int(value))
+    if 0 < abs(value) < 1e-3 or abs(value) >= 1e6:
+        return f"{value:.2e}"
+    return f"{value:.4g}"
+
+
+def safe(text: str) -> str:
+    """The text without control characters: what a model or a tool wrote must not drive the terminal."""
+    return "".join(c if c.isprintable() or c in _ALLOWED else f"\\x{ord(c):02x}" for c in text)
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text cut at a limit, with the number of characters that were left out."""
+    return (
+        text if len(text) <= limit else f"{text[:limit]} [... {len(text) - limit} more characters]"
+    )

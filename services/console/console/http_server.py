@@ -15,6 +15,9 @@ from console.site import HTML, Response
 
 log = logging.getLogger(__name__)
 
+POLL_SECONDS = 0.1
+"""How soon the serving thread notices that it should stop."""
+
 Respond = Callable[[str], Response]
 
 # No script runs and nothing is loaded, whatever hostile text should get past the escaping.
@@ -43,7 +46,9 @@ class HttpServer:
                 f"HONE_CONSOLE_HTTP_PORT: port {port} on {host} is in use or not allowed ({err})"
             ) from err
         self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(POLL_SECONDS,), name="http", daemon=True
+        )
 
     def start(self) -> None:
         """Begins to answer."""

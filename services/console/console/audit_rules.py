@@ -277,7 +277,9 @@ def _trained_beyond_staleness(log: RunLog) -> Iterator[Violation]:
     made += [(s, f.policy_version) for s, f in log.trained]
     allowed = log.started.max_staleness
     for sequence, fact in log.trained:
-        current = max((version for at, version in made if at < sequence), default=0)
+        # What this step itself made may be published just before the step is told.
+        known = (v for at, v in made if at < sequence and v < fact.policy_version)
+        current = max(known, default=0)
         for rollout_id in fact.rollout_ids:
             attempt = log.attempts.get(rollout_id)
             acted = [v for e in (attempt.finishes if attempt else []) for v in _versions(e.fact)]

@@ -67,7 +67,7 @@ def table(heads: Sequence[tuple[str, str]], rows: Sequence[Sequence[Child]], emp
     """Returns a table.
 
     Args:
-        heads: Title and class of each column; class n is for numbers.
+        heads: Title and class of each column; class n is for numbers, t for what must not break, w for prose.
         rows: Cells.
         empty: What to say when there are no rows.
     """

@@ -97,7 +97,7 @@ def _outcome(view: RolloutView) -> Child:
                 for reward in scored.rewards
             ]
             heads = [
-                ("Reward", "t"), ("Value", "n"), ("Weight", "n"), ("", ""), ("Why", ""), ("Grader", ""),
+                ("Reward", "t"), ("Value", "n"), ("Weight", "n"), ("", ""), ("Why", "w"), ("Grader", ""),
             ]  # fmt: skip
             why = f"Did not succeed: {scored.kind.value.replace('_', ' ')}" if scored.kind else None
             return (
@@ -246,13 +246,11 @@ def _spans(tree: SpanTree) -> Child:
     services = dict.fromkeys(row.span.service_name for row in tree.rows)
     colours = {name: f"s{1 + index % 7}" for index, name in enumerate(services)}
     missing = tree.num_missing_parents
-    told = f"{len(tree.rows)} spans of {len(services)} services in {duration(tree.seconds)}"
+    told = f"Spans: {len(tree.rows)}, services: {len(services)}, {duration(tree.seconds)} in all"
     return (
         head,
         tag("p", told, class_="quiet"),
-        tag("p", f"{missing} spans name a parent that is not here.", class_="note")
-        if missing
-        else None,
+        tag("p", f"Spans whose parent is not here: {missing}", class_="note") if missing else None,
         tag("div", waterfall(tree, colours), class_="card"),
     )
 
@@ -268,5 +266,5 @@ def _timeline(view: RolloutView) -> Child:
         ]
         for event in view.timeline[:1000]
     ]
-    heads = [("Time (UTC)", "t"), ("Event", ""), ("Source", ""), ("Epoch", "n"), ("What", "")]
+    heads = [("Time (UTC)", "t"), ("Event", ""), ("Source", ""), ("Epoch", "n"), ("What", "w")]
     return tag("h2", "Events"), table(heads, rows, "No event has been told.")

@@ -116,7 +116,7 @@ def audit_page(run_id: str, report: AuditReport) -> bytes:
     counts: list[list[Child]] = [
         [name.replace("_", " "), str(value)] for name, value in report.counts.items()
     ]
-    heads = [("Rule", "t"), ("What is wrong", ""), ("Rollouts", "")]
+    heads = [("Rule", "t"), ("What is wrong", "w"), ("Rollouts", "")]
     return page(
         f"Audit of {run_id}",
         tag("h1", "Audit"),

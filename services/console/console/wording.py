@@ -18,7 +18,9 @@ def duration(seconds: float | None) -> str:
     """Writes a duration with a unit that suits it."""
     if seconds is None:
         return ""
-    if seconds < 0.0995:
+    if seconds == 0:
+        return "0 ms"
+    if seconds < 0.0095:
         return f"{seconds * 1000:.1f} ms"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"

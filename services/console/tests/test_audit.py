@@ -244,6 +244,15 @@ def test_audit_allows_staleness_within_the_bound() -> None:
     assert log.audit().findings == ()
 
 
+def test_audit_allows_weights_to_be_published_before_their_step_is_told() -> None:
+    log = Log()
+    for step in range(3):
+        log.roll(f"r{step}", log.slot(step=step), version=step)
+        log.publish(step + 1)
+        log.train(step, f"r{step}")
+    assert log.audit().findings == ()
+
+
 def _open_slot() -> Log:
     log = Log()
     log.request("a", log.slot(0))

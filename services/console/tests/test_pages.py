@@ -154,7 +154,7 @@ def test_a_rollout_is_shown_turn_by_turn(archive: Archive, site: Site, demo: Any
         "The answer is 12.",
         "score 0.850",
         "invoke_agent",
-        "1 spans of 1 services in 2.0 s",
+        "Spans: 1, services: 1, 2.0 s in all",
         "10 tokens, 5 in the loss",
         "reward_assigned",
     ):

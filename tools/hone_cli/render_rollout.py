@@ -7,40 +7,47 @@ from hone.common.v1 import message_pb2
 from hone.console.v1 import console_pb2
 from hone.events.v1 import events_pb2
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hone_cli.plain import enum_word
 from hone_cli.render_run import console
-from hone_cli.text import number, safe, shortened, span
+from hone_cli.text import number, safe, shortened, span, table
 from hone_cli.waterfall import SpanLine, verdict, waterfall
 
 _TEXT_LIMIT = 4000
-_OUTCOME_COLOURS = {"scored": "green", "masked": "yellow", "failed": "red", "open": "cyan"}
 
 
 def print_rollouts(rollouts: Sequence[console_pb2.RolloutSummary]) -> None:
     """Prints a table of rollouts in the order in which they were requested."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("rollout", "slot", "task", "outcome", "score", "turns", "calls", "tokens"):
-        right = heading in ("score", "turns", "calls", "tokens")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
-    table.add_column("version", justify="right")
-    table.add_column("took", justify="right")
-    for item in rollouts:
-        table.add_row(
-            Text(safe(item.rollout_id)),
-            Text(slot_of(item)),
-            Text(safe(item.task_id)),
-            Text(outcome_of(item), style=_OUTCOME_COLOURS.get(item.outcome, "")),
-            Text(number(item.score) if item.outcome == "scored" else "-"),
-            Text(str(item.turn_count)),
-            Text(str(item.tool_call_count)),
-            Text(str(item.sampled_token_count)),
-            Text(str(item.policy_version)),
-            Text(span(item.duration.ToTimedelta().total_seconds())),
+    headings = (
+        "rollout",
+        "slot",
+        "task",
+        "outcome",
+        "score",
+        "turns",
+        "calls",
+        "tokens",
+        "version",
+        "took",
+    )
+    rows = [
+        (
+            safe(item.rollout_id),
+            slot_of(item),
+            safe(item.task_id),
+            outcome_of(item),
+            number(item.score) if item.outcome == "scored" else "-",
+            str(item.turn_count),
+            str(item.tool_call_count),
+            str(item.sampled_token_count),
+            str(item.policy_version),
+            span(item.duration.ToTimedelta().total_seconds()),
         )
-    console().print(table)
+        for item in rollouts
+    ]
+    left = frozenset({"rollout", "slot", "task", "outcome"})
+    console().print(table(headings, rows, left=left))
 
 
 def slot_of(item: console_pb2.RolloutSummary) -> str:
@@ -120,36 +127,37 @@ def _print_block(out: Console, text: str) -> None:
 
 def _print_tokens(out: Console, record: events_pb2.RolloutRecord) -> None:
     out.print(Text("\nturns", style="bold"))
-    heading = ("turn", "version", "prompt tokens", "sampled tokens", "generating", "tools", "calls")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in heading:
-        table.add_column(name, justify="left" if name == "calls" else "right")
-    for turn in record.turns:
-        calls = [
-            f"{safe(c.call.name)}{f' failed: {c.error_kind}' if c.error_kind else ''}"
-            for c in turn.tool_calls
-        ]
-        table.add_row(
+    headings = ("turn", "version", "prompt", "sampled", "generating", "tools", "calls")
+    rows = [
+        (
             str(turn.turn),
             str(turn.policy_version),
             str(turn.prompt_token_count),
             str(turn.sampled_token_count),
             span(turn.generate_duration.ToTimedelta().total_seconds()),
             span(turn.tools_duration.ToTimedelta().total_seconds()),
-            Text(", ".join(calls) or "-"),
+            ", ".join(_call_word(call) for call in turn.tool_calls) or "-",
         )
-    out.print(table)
+        for turn in record.turns
+    ]
+    for line in table(headings, rows, left=frozenset({"calls"})).splitlines():
+        out.print(f"  {line}")
     reason = enum_word(record.DESCRIPTOR.fields_by_name["stop_reason"], record.stop_reason)
-    rows = record.tokens.rows
-    sampled = sum(sum(row.loss_mask) for row in rows)
-    total = sum(len(row.token_ids) for row in rows)
-    text = f"{total} tokens in {len(rows)} training row{'s' if len(rows) != 1 else ''}"
+    training_rows = record.tokens.rows
+    sampled = sum(sum(row.loss_mask) for row in training_rows)
+    total = sum(len(row.token_ids) for row in training_rows)
+    text = f"{total} tokens in {len(training_rows)} training row{'s' if len(training_rows) != 1 else ''}"
     text += f", {sampled} sampled by the policy at temperature {number(record.tokens.sampling.temperature)}"
     if record.tokens.nan_logprob_count:
         text += (
             f", {record.tokens.nan_logprob_count} masked for a log-probability that is not finite"
         )
     out.print(f"  {text}; stopped: {reason.replace('_', ' ')}")
+
+
+def _call_word(call: events_pb2.ToolCallRecord) -> str:
+    name = safe(call.call.name)
+    return f"{name} failed: {safe(call.error_kind)}" if call.error_kind else name
 
 
 def _print_outcome(out: Console, reply: console_pb2.GetRolloutResponse) -> None:

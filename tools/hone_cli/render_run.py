@@ -7,14 +7,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hone.console.v1 import console_pb2
 from hone.learner.v1 import learner_pb2
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hone_cli.plain import enum_word
 from hone_cli.runview import StepTable, num_steps_of
-from hone_cli.text import number, safe, span
-
-_STATE_COLOURS = {"running": "cyan", "completed": "green", "stopped": "yellow", "failed": "red"}
+from hone_cli.text import number, safe, span, table
 
 
 def console() -> Console:
@@ -32,23 +29,24 @@ def print_runs(runs: Sequence[learner_pb2.Run]) -> None:
     if not runs:
         console().print("no runs yet; start one with `hone train run.yaml`")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("run", "algorithm", "state", "step", "reward", "started", "took"):
-        table.add_column(heading, justify="right" if heading in ("step", "reward") else "left")
+    rows = []
     for run in runs:
-        state = state_of(run)
         total = num_steps_of(run.spec)
         reward = reward_of(run.metrics)
-        table.add_row(
-            Text(safe(run.run_id)),
-            Text(safe(run.spec.algorithm)),
-            Text(state, style=_STATE_COLOURS.get(state, "")),
-            Text(f"{run.step}/{total}" if total else "-"),
-            Text(number(reward) if reward is not None else "-"),
-            Text(moment(run.create_time)),
-            Text(took(run)),
+        rows.append(
+            (
+                safe(run.run_id),
+                safe(run.spec.algorithm),
+                state_of(run),
+                f"{run.step}/{total}" if total else "-",
+                number(reward) if reward is not None else "-",
+                moment(run.create_time),
+                took(run),
+            )
         )
-    console().print(table)
+    headings = ("run", "algorithm", "state", "step", "reward", "started", "took")
+    left = frozenset({"run", "algorithm", "state", "started", "took"})
+    console().print(table(headings, rows, left=left))
 
 
 def print_run(reply: learner_pb2.GetRunResponse, counts: console_pb2.RunSummary | None) -> None:
@@ -75,9 +73,9 @@ def print_run(reply: learner_pb2.GetRunResponse, counts: console_pb2.RunSummary 
         out.print(f"  {name:<15} {value}")
     if reply.steps:
         out.print("")
-        table = StepTable(run.spec.algorithm, num_steps_of(run.spec))
+        steps = StepTable(run.spec.algorithm, num_steps_of(run.spec))
         for step in reply.steps:
-            for line in table.rows(step):
+            for line in steps.rows(step):
                 out.print(line)
     print_metrics(run.metrics)
 

@@ -59,10 +59,16 @@ def num_steps_of(spec: run_spec_pb2.RunSpec) -> int:
     return 0 if spec.algorithm == "evaluate" else spec.train.max_steps
 
 
+def to_stdout(text: str) -> None:
+    """Writes at once, so that a pipe sees each line when it happens."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 class JsonView:
     """One JSON object a line, for programs."""
 
-    def __init__(self, write: Callable[[str], object] = sys.stdout.write) -> None:
+    def __init__(self, write: Callable[[str], object] = to_stdout) -> None:
         """Writes to stdout."""
         self._write = write
 
@@ -88,7 +94,6 @@ class JsonView:
 
     def _put(self, event: str, **fields: object) -> None:
         self._write(json.dumps({"event": event, **fields}) + "\n")
-        sys.stdout.flush()
 
 
 class StepTable:
@@ -119,7 +124,7 @@ class PlainView:
 
     def __init__(
         self,
-        write: Callable[[str], object] = sys.stdout.write,
+        write: Callable[[str], object] = to_stdout,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Writes to stdout."""
@@ -162,7 +167,6 @@ class PlainView:
 
     def _put(self, text: str) -> None:
         self._write(f"{text}\n")
-        sys.stdout.flush()
 
 
 class LiveView:

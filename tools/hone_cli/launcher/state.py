@@ -36,7 +36,7 @@ class AlreadyRunningError(Exception):
         self.state = state
         who = f" as process {state.pid}" if state else ""
         super().__init__(
-            f"hone is already running in {layout.root.parent}{who}; "
+            f"a suite is already running in {layout.root.parent}{who}; "
             "use it, or stop it with `hone down`"
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hone_cli.launcher import table
 from hone_cli.launcher.layout import Layout
-from hone_cli.launcher.logtail import LogTail, Printer, last_complaint, readable
+from hone_cli.launcher.logtail import LogTail, Printer, last_complaint, parse_line
 from hone_cli.launcher.natsserver import config_text, find_binary
 from hone_cli.launcher.plan import UpOptions, make_plan
 from hone_cli.launcher.ports import HOST, PortAllocator
@@ -154,9 +154,14 @@ def test_log_lines_are_told_for_people() -> None:
             "trace_id": "0",
         }
     )
-    assert readable(line) == ("WARNING", "03:04:05 WARN lease lost rollout_id=r1")
-    assert readable("plain text") == ("INFO", "plain text")
-    assert readable("[1]") == ("INFO", "[1]")
+    read = parse_line(line)
+    assert (read.level, read.message) == ("WARNING", "lease lost")
+    assert read.text == "03:04:05 WARN lease lost rollout_id=r1"
+    assert parse_line("plain text").text == "plain text"
+    assert parse_line("[1]").text == "[1]"
+    nats = parse_line("[7] 2026/11/29 13:37:51.174 [FTL] Can't listen on port 4222")
+    assert (nats.level, nats.message) == ("CRITICAL", "Can't listen on port 4222")
+    assert parse_line("[7] 2026/11/29 13:37:51.174 [INF] Server is ready").level == "DEBUG"
 
 
 def test_tail_prints_whole_lines_and_survives_truncation(tmp_path: Path) -> None:
@@ -182,3 +187,7 @@ def test_last_complaint_is_the_last_error_of_this_start(tmp_path: Path) -> None:
     path.write_text(old + new + "\nbye\n")
     assert last_complaint(path, len(old)) == "port 1 is in use"
     assert last_complaint(tmp_path / "none", 0) == ""
+    path.write_text(json.dumps({"level": "INFO", "message": "serving", "time": "T" * 24}) + "\n")
+    assert last_complaint(path, 0) == ""
+    path.write_text("Traceback:\nImportError: no module named torch\n")
+    assert last_complaint(path, 0) == "ImportError: no module named torch"

@@ -1,0 +1,276 @@
+"""The consumer on the in-process bus: one judgement per attempt, whatever is replayed or breaks."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from eventbus.bus import Delivery
+from eventbus.envelope import new_envelope
+from eventbus.memory_bus import MemoryBus
+from grader.clients import NoLeases
+from grader.consumer import FinishedConsumer, Tries
+from grader.desk import GradingDesk, Verdict
+from grader.sample import GradingFaultError
+from grader.store import JudgedStore
+from hone.common.v1 import blob_pb2, identity_pb2, outcome_pb2
+from hone.events.v1 import events_pb2
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from servicekit.errors import ResourceExhausted
+from trajectory.convert import rollout_record_to_proto
+from trajectory.types import RolloutRecord
+
+MakeRecord = Callable[..., RolloutRecord]
+ROLLOUT_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+RUN_ID = "run_x"
+
+
+class FaultyDesk:
+    """Fails a number of times before it grades."""
+
+    def __init__(self, desk: GradingDesk, fault: Exception, times: int) -> None:
+        self.desk, self.fault, self.left = desk, fault, times
+        self.judged = 0
+
+    def judge(self, record: RolloutRecord, grader_json: str) -> Verdict:
+        self.judged += 1
+        if self.left:
+            self.left -= 1
+            raise self.fault
+        return self.desk.judge(record, grader_json)
+
+    def version_of(self, grader_json: str) -> str:
+        return self.desk.version_of(grader_json)
+
+
+class RecordingLeases(NoLeases):
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, int]] = []
+
+    @asynccontextmanager
+    async def held(self, sandbox_id: str, rollout_id: str, epoch: int) -> AsyncIterator[None]:
+        self.asked.append((sandbox_id, rollout_id, epoch))
+        yield
+
+
+def _finished(finished: events_pb2.RolloutFinished) -> events_pb2.Envelope:
+    return new_envelope(
+        finished,
+        source="rollout",
+        run_id=RUN_ID,
+        rollout_id=ROLLOUT_ID,
+        slot=identity_pb2.Slot(run_id=RUN_ID, phase=identity_pb2.PHASE_TRAIN, step=2),
+        attempt=1,
+        epoch=3,
+        clock=lambda: 1.0,
+    )
+
+
+def _inline(record: RolloutRecord) -> events_pb2.RolloutFinished:
+    return events_pb2.RolloutFinished(inline=rollout_record_to_proto(record))
+
+
+@pytest.fixture
+def spans() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracer(spans: InMemorySpanExporter) -> trace.Tracer:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    return provider.get_tracer("test")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> JudgedStore:
+    return JudgedStore(tmp_path / "grader.sqlite")
+
+
+MakeConsumer = Callable[..., FinishedConsumer]
+
+
+@pytest.fixture
+def make_consumer(desk: GradingDesk, store: JudgedStore, tracer: trace.Tracer) -> MakeConsumer:
+    def make(bus: MemoryBus, **parts: object) -> FinishedConsumer:
+        defaults: dict[str, object] = {
+            "store": store,
+            "desk": desk,
+            "leases": NoLeases(),
+            "tries": Tries(max_tries=3, delay_seconds=0.001),
+            "tracer": tracer,
+            "clock": lambda: 2.0,
+        }
+        return FinishedConsumer(bus=bus, **{**defaults, **parts})  # type: ignore[arg-type]
+
+    return make
+
+
+async def _judgements(
+    bus: MemoryBus, consumer: FinishedConsumer, wanted: int = 1
+) -> list[events_pb2.Envelope]:
+    """Run the consumer until the log holds that many judgements."""
+    stop = asyncio.Event()
+    running = asyncio.create_task(consumer.run(stop, max_in_flight=4))
+    found: list[events_pb2.Envelope] = []
+    async with asyncio.timeout(10):
+        reading = bus.read(["reward_assigned", "rollout_failed"], follow=True, stop=stop)
+        async for event in reading:
+            found.append(event.envelope)
+            if len(found) == wanted:
+                stop.set()
+        await running
+    return found
+
+
+async def test_finished_rollout_gets_its_reward(
+    make_consumer: MakeConsumer, make_record: MakeRecord
+) -> None:
+    bus, leases = MemoryBus(), RecordingLeases()
+    await bus.publish(_finished(_inline(make_record(calls=2))))
+    (told,) = await _judgements(bus, make_consumer(bus, leases=leases))
+    assert (told.source, told.run_id, told.rollout_id, told.attempt, told.epoch) == (
+        "grader",
+        RUN_ID,
+        ROLLOUT_ID,
+        1,
+        3,
+    )
+    assert told.slot.step == 2
+    scored = told.reward_assigned.scored
+    assert scored.score == pytest.approx(0.85)
+    assert [reward.name for reward in scored.rewards] == ["reward", "accuracy"]
+    assert told.reward_assigned.grader_version.startswith("1.2.3+")
+    assert leases.asked == [("", ROLLOUT_ID, 3)]
+
+
+async def test_replay_changes_nothing(
+    make_consumer: MakeConsumer, make_record: MakeRecord, store: JudgedStore
+) -> None:
+    finished = _finished(_inline(make_record()))
+    first = MemoryBus()
+    await first.publish(finished)
+    assert len(await _judgements(first, make_consumer(first))) == 1
+    second = MemoryBus()
+    consumer = make_consumer(second)
+    for delivery_count in (1, 2):
+        await consumer.handle(
+            Delivery(
+                envelope=finished,
+                sequence=1,
+                delivery_count=delivery_count,
+                context=Context(),
+            )
+        )
+    assert [event async for event in second.read()] == []
+    assert store.unpublished() == []
+
+
+async def test_judgement_that_was_not_told_is_told_at_the_next_start(
+    make_consumer: MakeConsumer, make_record: MakeRecord, store: JudgedStore
+) -> None:
+    full = MemoryBus(max_bytes=1, publish_deadline_seconds=0.01)
+    finished = _finished(_inline(make_record()))
+    delivery = Delivery(envelope=finished, sequence=1, delivery_count=1, context=Context())
+    with pytest.raises(ResourceExhausted):
+        await make_consumer(full).handle(delivery)
+    assert len(store.unpublished()) == 1
+    bus = MemoryBus()
+    (told,) = await _judgements(bus, make_consumer(bus))
+    assert told.reward_assigned.scored.score == 1.0
+    assert store.unpublished() == []
+
+
+async def test_record_in_the_object_store_is_graded(
+    make_consumer: MakeConsumer, make_record: MakeRecord
+) -> None:
+    bus = MemoryBus()
+    blob = await (await bus.blobs()).put(
+        "r", rollout_record_to_proto(make_record()).SerializeToString()
+    )
+    await bus.publish(_finished(events_pb2.RolloutFinished(blob=blob)))
+    (told,) = await _judgements(bus, make_consumer(bus))
+    assert told.reward_assigned.scored.score == 1.0
+
+
+async def test_lost_record_is_a_failure_and_no_zero(make_consumer: MakeConsumer) -> None:
+    bus = MemoryBus()
+    lost = blob_pb2.BlobRef(bucket="hone-blobs", name="lost", size_bytes=1, sha256="0")
+    await bus.publish(_finished(events_pb2.RolloutFinished(blob=lost)))
+    (told,) = await _judgements(bus, make_consumer(bus))
+    failure = told.rollout_failed.failure
+    assert failure.kind == outcome_pb2.FAILURE_KIND_GRADER
+    assert failure.retryable
+    assert failure.attributable == outcome_pb2.ATTRIBUTION_INFRA
+    assert "lost" in failure.detail
+
+
+async def test_fault_is_graded_again_before_it_counts(
+    make_consumer: MakeConsumer, make_record: MakeRecord, desk: GradingDesk
+) -> None:
+    bus = MemoryBus()
+    fault = GradingFaultError("the judge is away", retryable=True, client=False)
+    faulty = FaultyDesk(desk, fault, 2)
+    await bus.publish(_finished(_inline(make_record())))
+    (told,) = await _judgements(bus, make_consumer(bus, desk=faulty))
+    assert told.reward_assigned.scored.score == 1.0
+    assert faulty.judged == 3
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        GradingFaultError("the judge is away", retryable=True, client=False),
+        ZeroDivisionError("away"),
+    ],
+)
+async def test_fault_that_stays_becomes_a_failure(
+    make_consumer: MakeConsumer, make_record: MakeRecord, desk: GradingDesk, fault: Exception
+) -> None:
+    bus = MemoryBus()
+    faulty = FaultyDesk(desk, fault, 99)
+    await bus.publish(_finished(_inline(make_record())))
+    (told,) = await _judgements(bus, make_consumer(bus, desk=faulty))
+    assert told.rollout_failed.failure.kind == outcome_pb2.FAILURE_KIND_GRADER
+    assert "away" in told.rollout_failed.failure.detail
+    assert faulty.judged == 3
+
+
+async def test_bad_definition_is_the_clients_failure_at_once(
+    make_consumer: MakeConsumer, make_record: MakeRecord
+) -> None:
+    bus = MemoryBus()
+    await bus.publish(_finished(_inline(make_record(grader_json='{"type": "awnser"}'))))
+    (told,) = await _judgements(bus, make_consumer(bus))
+    failure = told.rollout_failed.failure
+    assert (failure.retryable, failure.attributable) == (False, outcome_pb2.ATTRIBUTION_CLIENT)
+    assert "did you mean 'answer'" in failure.detail
+
+
+async def test_grade_span_is_in_the_rollouts_trace(
+    make_consumer: MakeConsumer,
+    make_record: MakeRecord,
+    spans: InMemorySpanExporter,
+    tracer: trace.Tracer,
+) -> None:
+    bus = MemoryBus()
+    consumer = make_consumer(bus)
+    finished = _finished(_inline(make_record()))
+    with tracer.start_as_current_span("invoke_agent") as parent:
+        delivery = Delivery(
+            envelope=finished,
+            sequence=1,
+            delivery_count=1,
+            context=trace.set_span_in_context(parent),
+        )
+        await consumer.handle(delivery)
+    (span,) = [span for span in spans.get_finished_spans() if span.name == "grade"]
+    assert span.parent is not None and span.parent.span_id == parent.get_span_context().span_id
+    assert span.attributes is not None
+    assert span.attributes["gen_ai.evaluation.score.value"] == 1.0
+    assert span.attributes["hone.outcome"] == "scored"

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from datetime import UTC, datetime
 
 from eventbus.nats_bus import NatsBus
@@ -62,7 +63,7 @@ async def build(app: App[ConsoleSettings]) -> None:
     )
     name = console_pb2.DESCRIPTOR.services_by_name["ConsoleService"].full_name
     console_pb2_grpc.add_ConsoleServiceServicer_to_server(
-        ConsoleServicer(reader, audit), app.server
+        ConsoleServicer(reader, audit, clock=time.time), app.server
     )
     app.add_service(name)
     app.spawn(archiver.run(app.stopping, before_last_write=otlp.stop), name="archive")

@@ -306,7 +306,10 @@ def _sandbox_not_destroyed(log: RunLog) -> Iterator[Violation]:
     if not log.end:
         return
     for box in log.sandboxes.values():
-        if box.num_created and not box.num_destroyed:
+        owner = log.attempts.get(box.rollout_id)
+        # Rollouts of a run that was stopped go on, and so do their boxes.
+        at_work = log.end != "completed" and owner is not None and owner.outcome == "open"
+        if box.num_created and not box.num_destroyed and not at_work:
             yield Violation(
                 detail=f"sandbox {box.sandbox_id} was created and never destroyed, and the run "
                 f"has ended ({log.end})",
@@ -370,3 +373,6 @@ RULES: Mapping[str, Callable[[RunLog], Iterator[Violation]]] = {
     "sandbox_destroyed_twice": _sandbox_destroyed_twice,
 }
 """Every rule by its stable name."""
+
+SETTLING = frozenset({"slot_without_outcome", "sandbox_not_destroyed"})
+"""Rules that the last events of a run can still mend, shortly after its end."""

@@ -1,7 +1,7 @@
 """Answers ConsoleService from the archive; reading happens in threads, off the event loop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -10,8 +10,9 @@ from hone.console.v1 import console_pb2, console_pb2_grpc
 from servicekit.errors import InvalidArgument, NotFound
 
 from console import proto_convert
-from console.archive_reader import ArchiveReader, RolloutFilter
+from console.archive_reader import ArchiveReader, RolloutFilter, RunEntry
 from console.audit import AuditReport
+from console.audit_rules import SETTLING
 from console.convert import stored_envelope, whole_envelope, word
 from console.paging import make_token, page_limit, read_token
 from console.site import rollout_id_of, trace_id_of
@@ -24,14 +25,28 @@ OUTCOMES = ("", "scored", "masked", "failed", "open")
 MAX_PAGE_BYTES = 3 * 1024 * 1024
 """A page of events ends before it outgrows the smallest message limit in use, gRPC's own of 4 MiB."""
 
+SETTLE_SECONDS = 5.0
+SETTLE_TRIES = 10
+RECENT_SECONDS = 30.0
+"""An audit this soon after the end of a run waits up to SETTLE_SECONDS for what is still on its way."""
+
 
 class ConsoleServicer(console_pb2_grpc.ConsoleServiceServicer):
     """Reads the archive for callers."""
 
-    def __init__(self, reader: ArchiveReader, audit: Callable[[str], AuditReport]) -> None:
-        """Reads through `reader`; `audit` checks one run."""
+    def __init__(
+        self,
+        reader: ArchiveReader,
+        audit: Callable[[str], AuditReport],
+        *,
+        clock: Callable[[], float],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Reads through `reader`; `audit` checks one run; `pause` waits so many seconds."""
         self._reader = reader
         self._audit = audit
+        self._clock = clock
+        self._pause = pause
 
     async def ListRuns(
         self, request: console_pb2.ListRunsRequest, context: "Context"
@@ -103,12 +118,27 @@ class ConsoleServicer(console_pb2_grpc.ConsoleServiceServicer):
     async def AuditRun(
         self, request: console_pb2.AuditRunRequest, context: "Context"
     ) -> console_pb2.AuditRunResponse:
-        """Checks the invariants of a run's log."""
+        """Checks the invariants of a run's log; one that has just ended gets some seconds to settle."""
         _require("run_id", request.run_id)
-        if await asyncio.to_thread(self._reader.run, request.run_id) is None:
+        run = await asyncio.to_thread(self._reader.run, request.run_id)
+        if run is None:
             raise NotFound(f"the log knows no run {request.run_id}", reason="RUN_NOT_FOUND")
         report = await asyncio.to_thread(self._audit, request.run_id)
+        for _ in range(SETTLE_TRIES):
+            if not self._may_settle(run, report):
+                break
+            await self._pause(SETTLE_SECONDS / SETTLE_TRIES)
+            report = await asyncio.to_thread(self._audit, request.run_id)
         return proto_convert.audit_to_proto(report)
+
+    def _may_settle(self, run: RunEntry, report: AuditReport) -> bool:
+        """Says whether events that are still on their way may mend everything that the audit found.
+
+        A run tells its end before the last sandbox is destroyed.
+        """
+        just_ended = run.end_us is not None and self._clock() - run.end_us / 1e6 < RECENT_SECONDS
+        rules = {finding.rule for finding in report.findings}
+        return just_ended and bool(rules) and rules <= SETTLING
 
     def _rollout(self, rollout_id: str) -> console_pb2.GetRolloutResponse:
         entry = self._reader.rollout(rollout_id)

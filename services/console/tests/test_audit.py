@@ -213,6 +213,15 @@ def test_audit_of_a_stopped_and_resumed_run_is_that_of_an_active_one() -> None:
     assert log.audit().findings == ()
 
 
+def test_audit_of_a_stopped_run_leaves_rollouts_at_work_their_boxes() -> None:
+    log = Log()
+    log.request("a", log.slot(0))
+    log.start("a")
+    log.end("stopped")
+    report = log.audit()
+    assert (report.findings, report.counts["sandboxes_open"]) == ((), 1)
+
+
 def test_audit_allows_a_grading_box_after_the_agent_has_finished() -> None:
     log = Log()
     log.request("a", log.slot(0))

@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -21,10 +21,34 @@ def store(archive: Archive, envelopes: list[events_pb2.Envelope]) -> None:
     archive.write([archived_event(i, e) for i, e in enumerate(envelopes, start=1)], [])
 
 
+NOW = 1_772_366_420.0
+"""A few seconds after the events of the demo run."""
+
+
+class Pauses:
+    """Counts pauses, and lets a test do something in one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.during: Callable[[], None] = lambda: None
+
+    async def __call__(self, seconds: float) -> None:
+        self.count += 1
+        self.during()
+
+
 @pytest.fixture
-async def stub(archive: Archive, reader: ArchiveReader) -> AsyncIterator[Any]:
+def pauses() -> Pauses:
+    return Pauses()
+
+
+@pytest.fixture
+async def stub(reader: ArchiveReader, pauses: Pauses) -> AsyncIterator[Any]:
     servicer = ConsoleServicer(
-        reader, lambda run_id: audit_run(map(stored_row, reader.run_events(run_id)))
+        reader,
+        lambda run_id: audit_run(map(stored_row, reader.run_events(run_id))),
+        clock=lambda: NOW,
+        pause=pauses,
     )
 
     def add(server: grpc.aio.Server) -> None:
@@ -180,9 +204,8 @@ async def test_audit_run_reports_findings_and_how_far_the_log_reached(
     demo.writer.fail(demo.scored_id)
     store(archive, demo.envelopes)
     report = await stub.AuditRun(console_pb2.AuditRunRequest(run_id="run-1"))
-    rules = {finding.rule for finding in report.findings}
-    # The stream itself drops the second end of an attempt, since both carry the same id.
-    assert rules == set()
+    # The archive, like the stream, drops the second end of an attempt: both carry the same id.
+    assert list(report.findings) == []
     assert report.stream_sequence == len(demo.envelopes) - 2
     demo.writer.end()
     store(archive, demo.envelopes)
@@ -190,3 +213,31 @@ async def test_audit_run_reports_findings_and_how_far_the_log_reached(
     assert {finding.rule for finding in report.findings} == {"slot_without_outcome"}
     assert list(report.findings[0].rollout_ids) == [demo.retried_id]
     assert report.counts["slots"] == 2
+
+
+async def test_an_audit_right_after_the_end_waits_for_the_last_events(
+    archive: Archive, stub: Any, demo: Any, pauses: Pauses
+) -> None:
+    demo.writer.end()
+    store(archive, demo.envelopes)
+
+    def fail_the_open_one() -> None:
+        if pauses.count == 3:
+            demo.writer.fail(demo.retried_id, sample=1)
+            store(archive, demo.envelopes)
+
+    pauses.during = fail_the_open_one
+    report = await stub.AuditRun(console_pb2.AuditRunRequest(run_id="run-1"))
+    assert (list(report.findings), pauses.count) == ([], 3)
+
+
+async def test_an_audit_does_not_wait_for_what_nothing_can_mend(
+    archive: Archive, stub: Any, demo: Any, pauses: Pauses
+) -> None:
+    demo.writer.train(5)
+    demo.writer.end()
+    store(archive, demo.envelopes)
+    report = await stub.AuditRun(console_pb2.AuditRunRequest(run_id="run-1"))
+    rules = {finding.rule for finding in report.findings}
+    assert rules == {"steps_not_consecutive", "slot_without_outcome"}
+    assert pauses.count == 0

@@ -226,7 +226,7 @@ class Cgroups:
 
     def generations(self) -> list[str]:
         """Return the names of all generations that have folders here."""
-        names = set()
+        names: set[str] = set()
         for folder in self._unique_roots():
             with contextlib.suppress(FileNotFoundError):
                 names.update(entry.name for entry in folder.iterdir() if entry.is_dir())
@@ -234,7 +234,7 @@ class Cgroups:
 
     def sandboxes(self, generation: str) -> list[str]:
         """Return the ids of the sandboxes of a generation that have groups."""
-        names = set()
+        names: set[str] = set()
         for folder in self._parents(generation):
             with contextlib.suppress(FileNotFoundError):
                 names.update(entry.name for entry in folder.iterdir() if entry.is_dir())

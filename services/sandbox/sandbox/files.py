@@ -131,7 +131,9 @@ class BoxFiles:
             return False
         if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
             return stat.S_ISLNK(status.st_mode)
-        raise InvalidArgument(f"{name}: is {_kind(status.st_mode)}; only a regular file is replaced")
+        raise InvalidArgument(
+            f"{name}: is {_kind(status.st_mode)}; only a regular file is replaced"
+        )
 
     def _write_through(self, file: BoxFile) -> None:
         """Write the file that a link leads to, in place."""

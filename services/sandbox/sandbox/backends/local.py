@@ -17,7 +17,7 @@ import os
 import resource
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,8 @@ class LocalBackend:
 
     async def start(self) -> BackendInfo:
         """Get ready; see `Backend.start`."""
-        self._state_dir.mkdir(parents=True, exist_ok=True)
+        self.lock()
         (self._state_dir / "root").mkdir(exist_ok=True)
-        self._lock()
         missing = await asyncio.to_thread(self._find_cgroups)
         self._plan = await asyncio.to_thread(plan_host_root, self._state_dir)
         await self._start_spawner()
@@ -130,7 +129,11 @@ class LocalBackend:
             os.close(self._lock_file)
             self._lock_file = -1
 
-    def _lock(self) -> None:
+    def lock(self) -> None:
+        """Take the folder for this process; see `Backend.lock`."""
+        if self._lock_file >= 0:
+            return
+        self._state_dir.mkdir(parents=True, exist_ok=True)
         path = self._state_dir / "lock"
         self._lock_file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -146,7 +149,9 @@ class LocalBackend:
             self._cgroups = Cgroups(find_tree(), self._generation())
         except CgroupsUnavailable as error:
             return f"no group limits, only limits per process: {error}"
-        missing = "" if "cpu" in self._cgroups.tree.controllers else "no CPU limit: no cpu controller"
+        missing = (
+            "" if "cpu" in self._cgroups.tree.controllers else "no CPU limit: no cpu controller"
+        )
         return missing
 
     def _generation(self) -> str:
@@ -229,7 +234,9 @@ class LocalBackend:
     def _health_paths(self) -> tuple[str, ...]:
         """Name what must be there for programs to run: the shell and the loader's folders."""
         assert self._plan is not None
-        names = {name for name, _ in self._plan.symlinks} | {name for _, name, _ in self._plan.binds}
+        names = {name for name, _ in self._plan.symlinks} | {
+            name for _, name, _ in self._plan.binds
+        }
         return (SHELL, *(f"/{name}" for name in sorted(names) if "/" not in name))
 
     def _spec(self, limits: Limits, box: LocalBox) -> dict[str, Any]:
@@ -255,11 +262,6 @@ class LocalBackend:
             "hostname": HOST_NAME,
             "rlimits": limit_numbers,
         }
-
-
-def default_env(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a command: the default, with `extra` over it."""
-    return {**DEFAULT_ENV, **extra}
 
 
 def _is_dead(generation: str, own: str) -> bool:

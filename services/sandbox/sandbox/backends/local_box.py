@@ -309,7 +309,9 @@ class LocalBox:
         """Have a command killed with all it started, once."""
         if running.stop_reason is None and not running.ended.done():
             running.stop_reason = reason
-            running.killing = asyncio.get_running_loop().create_task(self._kill_when_started(running))
+            running.killing = asyncio.get_running_loop().create_task(
+                self._kill_when_started(running)
+            )
 
     async def _kill_when_started(self, running: RunningCommand) -> None:
         await running.started.wait()  # the keeper answers at once, or its death sets this

@@ -60,6 +60,14 @@ class Box(Protocol):
 class Backend(Protocol):
     """A way to make sandboxes."""
 
+    def lock(self) -> None:
+        """Make sure that no other manager works with the same state.
+
+        Raises:
+            FailedPrecondition: another does.
+        """
+        ...
+
     async def start(self) -> BackendInfo:
         """Get ready; remove what an earlier manager left behind.
 
@@ -68,9 +76,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def create(
-        self, sandbox_id: str, limits: Limits, on_lost: Callable[[str], None]
-    ) -> Box:
+    async def create(self, sandbox_id: str, limits: Limits, on_lost: Callable[[str], None]) -> Box:
         """Make a sandbox that can run commands; `on_lost` is told if it dies unasked.
 
         Raises:

@@ -78,7 +78,7 @@ def _become_first_oom_victim() -> None:
     os.close(descriptor)
 
 
-def _execute(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+def _execute(argv: list[str], env: Mapping[str, str]) -> NoReturn:
     """Search PATH as a shell would; os.execvpe is not used because it imports on the way."""
     program = argv[0]
     if "/" in program:

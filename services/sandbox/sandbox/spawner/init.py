@@ -29,6 +29,7 @@ class StageError(Exception):
     """A step of the set-up failed; says which and why."""
 
     def __init__(self, stage: str, error: OSError) -> None:
+        """Keeps what the manager is told."""
         super().__init__(f"{stage}: {error}")
         self.stage = stage
         self.number = error.errno or 0

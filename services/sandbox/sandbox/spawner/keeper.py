@@ -150,9 +150,7 @@ class _Keeper:
                 os.close(descriptor)
             return
         if pid == 0:
-            run_command(
-                request, stdio, status_theirs, self._box, self._spec, self._seccomp_filter
-            )
+            run_command(request, stdio, status_theirs, self._box, self._spec, self._seccomp_filter)
         for descriptor in (*stdio, status_theirs):
             os.close(descriptor)
         child = _Child(request["key"], pid, os.pidfd_open(pid), status)

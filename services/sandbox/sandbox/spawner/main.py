@@ -23,8 +23,12 @@ def main(descriptor: int) -> NoReturn:
     control.set_inheritable(False)
     os.chdir("/")
     os.umask(0o022)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the manager's to handle
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers and their orphans are reaped by the kernel
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a Ctrl-C in the terminal is the manager's to handle
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # keepers and their orphans are reaped by the kernel
     syscalls.set_child_subreaper()
     syscalls.set_process_title("hone-sandbox")
     seccomp_filter = build_filter()
@@ -42,9 +46,7 @@ def _serve(control: socket.socket, seccomp_filter: bytes) -> None:
         spec, descriptors = received
         if os.fork() == 0:
             control.close()
-            run_keeper(
-                socket.socket(fileno=descriptors[0]), spec, seccomp_filter, spawner_pid
-            )
+            run_keeper(socket.socket(fileno=descriptors[0]), spec, seccomp_filter, spawner_pid)
         os.close(descriptors[0])
 
 

@@ -223,7 +223,10 @@ def set_process_title(title: str) -> None:
     """Replace this process's command line, which workloads can read, by a title; forks inherit it."""
     with open("/proc/self/stat", encoding="ascii") as file:
         fields = file.read().rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, fields 48 and 49 of proc(5)
+    start, end = (
+        int(fields[45]),
+        int(fields[46]),
+    )  # arg_start and arg_end, fields 48 and 49 of proc(5)
     if start and end > start:
         length = end - start
         text = title.encode()[: length - 1]

@@ -1,0 +1,86 @@
+"""Starts the sandbox service: `python -m sandbox`."""
+
+import logging
+import resource
+import time
+import uuid
+
+from eventbus.nats_bus import NatsBus
+from hone.sandbox.v1 import sandbox_pb2_grpc
+from servicekit.errors import FailedPrecondition
+from servicekit.serve import App, run
+
+from sandbox.access import Gate
+from sandbox.admission import Admission, available_memory_bytes, total_memory_bytes
+from sandbox.backends.table import BACKENDS
+from sandbox.fleet import Fleet
+from sandbox.manager import SandboxManager
+from sandbox.publisher import BusEvents, consume_endings
+from sandbox.reaper import tend
+from sandbox.records import Records
+from sandbox.requests import Policy
+from sandbox.servicer import SERVICE_NAME, SandboxServicer
+from sandbox.settings import SandboxSettings
+from sandbox.types import MIB
+
+log = logging.getLogger("sandbox")
+
+
+async def build(app: App[SandboxSettings]) -> None:
+    """Put the service together."""
+    settings = app.settings
+    if settings.token_key_file is None:
+        raise FailedPrecondition(
+            "HONE_SANDBOX_TOKEN_KEY_FILE is not set; every call is checked against its rollout token"
+        )
+    _allow_many_descriptors()
+    bus = await NatsBus.connect(settings.nats_url, name="sandbox")
+    app.on_close(bus.close)
+    admission = Admission(
+        parallel_creates=settings.parallel_creates,
+        queue_seconds=settings.queue_seconds,
+        max_sandboxes=settings.max_sandboxes,
+        memory_budget_bytes=int(settings.memory_overcommit * total_memory_bytes()),
+        reserve_bytes=settings.reserve_mib * MIB,
+        available_bytes=available_memory_bytes,
+    )
+    backend = BACKENDS[settings.backend](settings.data_dir)
+    backend.lock()  # before the journal is opened: one manager per folder
+    records = Records(settings.data_dir / "records.jsonl")
+    fleet = Fleet(
+        backend=backend,
+        records=records,
+        events=BusEvents(bus, app.tracer, time.time),
+        admission=admission,
+        provision_seconds=settings.provision_seconds,
+        clock=time.time,
+        new_id=lambda: f"sbx_{uuid.uuid4().hex}",
+    )
+    manager = SandboxManager(fleet, records, Gate())
+    app.on_close(manager.close)
+    info = await manager.start()
+    log.log(
+        logging.WARNING if info.detail else logging.INFO,
+        "isolation",
+        extra={"backend": info.backend, "isolation": info.isolation, "detail": info.detail},
+    )
+    policy = Policy(
+        default_idle_seconds=settings.default_idle_seconds,
+        default_lifetime_seconds=settings.default_lifetime_seconds,
+    )
+    servicer = SandboxServicer(manager, policy, app.tracer)
+    sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(servicer, app.server)
+    app.add_service(SERVICE_NAME)
+    app.on_drain(manager.drain)
+    app.spawn(consume_endings(bus, fleet, app.stopping), name="endings")
+    app.spawn(tend(fleet, app.stopping), name="reaper")
+
+
+def _allow_many_descriptors() -> None:
+    """Raise the soft limit to the hard one: a live sandbox holds four descriptors, a command four more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    run("sandbox", SandboxSettings(), build)

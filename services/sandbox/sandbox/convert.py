@@ -1,0 +1,179 @@
+"""Between protobuf messages and domain types; pure."""
+
+from collections.abc import Mapping
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from hone.sandbox.v1 import sandbox_pb2 as pb
+from servicekit.errors import InvalidArgument
+from servicekit.tokens import RolloutToken
+
+from sandbox.requests import Policy, fill_limits
+from sandbox.rootfs import WORKING_DIR
+from sandbox.types import (
+    MIB,
+    BoxFile,
+    BoxKey,
+    Caller,
+    Chunk,
+    Command,
+    CreateSpec,
+    ExecOutcome,
+    Limits,
+    Purpose,
+    Role,
+    SandboxInfo,
+    Stats,
+    Stream,
+    Termination,
+)
+
+_PURPOSES: Mapping["pb.SandboxPurpose.ValueType", Purpose] = {
+    pb.SANDBOX_PURPOSE_AGENT: Purpose.AGENT,
+    pb.SANDBOX_PURPOSE_GRADE: Purpose.GRADE,
+}
+_PURPOSES_OUT = {purpose: number for number, purpose in _PURPOSES.items()}
+_STREAMS: Mapping[Stream, "pb.OutputStream.ValueType"] = {
+    Stream.STDOUT: pb.OUTPUT_STREAM_STDOUT,
+    Stream.STDERR: pb.OUTPUT_STREAM_STDERR,
+}
+_TERMINATIONS: Mapping[Termination, "pb.Termination.ValueType"] = {
+    Termination.EXITED: pb.TERMINATION_EXITED,
+    Termination.SIGNALED: pb.TERMINATION_SIGNALED,
+    Termination.OOM_KILLED: pb.TERMINATION_OOM_KILLED,
+    Termination.TIMED_OUT: pb.TERMINATION_TIMED_OUT,
+    Termination.OUTPUT_LIMIT: pb.TERMINATION_OUTPUT_LIMIT,
+    Termination.PIDS_LIMIT: pb.TERMINATION_PIDS_LIMIT,
+    Termination.SANDBOX_BROKEN_BY_WORKLOAD: pb.TERMINATION_SANDBOX_BROKEN_BY_WORKLOAD,
+    Termination.KILLED: pb.TERMINATION_KILLED,
+}
+_DEFAULT_MODE = 0o644
+
+
+def caller_from_token(token: RolloutToken) -> Caller:
+    """Return what a verified token says, as the domain knows it."""
+    return Caller(rollout_id=token.rollout_id, epoch=token.epoch, role=Role(token.role))
+
+
+def create_spec_from_proto(
+    request: pb.CreateSandboxRequest, policy: Policy, trace_parent: str
+) -> CreateSpec:
+    """Return the sandbox that is asked for, defaults filled in.
+
+    Raises:
+        InvalidArgument: the purpose is not said.
+    """
+    purpose = _PURPOSES.get(request.purpose)
+    if purpose is None:
+        text = f"found {request.purpose}; must be SANDBOX_PURPOSE_AGENT or SANDBOX_PURPOSE_GRADE"
+        raise InvalidArgument(f"purpose: {text}", violations={"purpose": text})
+    return CreateSpec(
+        key=BoxKey(rollout_id=request.rollout_id, purpose=purpose, sequence=request.sequence),
+        run_id=request.run_id,
+        limits=limits_from_proto(request.limits),
+        lifetime_seconds=_seconds(request, "lifetime", policy.default_lifetime_seconds),
+        idle_seconds=_seconds(request, "idle_timeout", policy.default_idle_seconds),
+        env=dict(request.env),
+        files=tuple(file_from_proto(file) for file in request.files),
+        trace_parent=trace_parent,
+    )
+
+
+def limits_from_proto(message: pb.SandboxLimits) -> Limits:
+    """Return the limits, a default for each 0."""
+    return fill_limits(
+        memory_bytes=message.memory_bytes,
+        max_processes=message.max_processes,
+        cpus=message.cpus,
+        disk_bytes=message.disk_bytes,
+        max_inodes=message.max_inodes,
+    )
+
+
+def file_from_proto(message: pb.SandboxFile) -> BoxFile:
+    """Return the file."""
+    return BoxFile(path=message.path, content=message.content, mode=message.mode or _DEFAULT_MODE)
+
+
+def command_from_proto(message: pb.ExecSpec, policy: Policy) -> Command:
+    """Return the command, defaults filled in."""
+    return Command(
+        exec_id=message.exec_id,
+        argv=tuple(message.argv),
+        working_dir=message.working_dir or WORKING_DIR,
+        env=dict(message.env),
+        stdin=message.stdin,
+        timeout_seconds=_seconds(message, "timeout", policy.default_exec_seconds),
+        max_output_bytes=message.max_output_bytes or MIB,
+    )
+
+
+def sandbox_to_proto(info: SandboxInfo) -> pb.Sandbox:
+    """Return the message of a sandbox."""
+    return pb.Sandbox(
+        sandbox_id=info.sandbox_id,
+        rollout_id=info.key.rollout_id,
+        run_id=info.run_id,
+        purpose=_PURPOSES_OUT[info.key.purpose],
+        backend=info.backend,
+        isolation=info.isolation,
+        rootfs_digest=info.rootfs_digest,
+        create_time=timestamp(info.create_time),
+        deadline_time=timestamp(info.deadline_time),
+        idle_deadline_time=timestamp(info.idle_deadline_time),
+        provision_duration=duration(info.provision_seconds),
+    )
+
+
+def chunk_to_proto(chunk: Chunk) -> pb.OutputChunk:
+    """Return the message of a piece of output."""
+    return pb.OutputChunk(stream=_STREAMS[chunk.stream], data=chunk.data)
+
+
+def outcome_to_proto(outcome: ExecOutcome, *, with_output: bool) -> pb.ExecResult:
+    """Return the message of how a command ended; a stream has sent the output before."""
+    return pb.ExecResult(
+        termination=_TERMINATIONS[outcome.termination],
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
+        stdout=outcome.stdout if with_output else b"",
+        stderr=outcome.stderr if with_output else b"",
+        stdout_truncated=outcome.stdout_truncated,
+        stderr_truncated=outcome.stderr_truncated,
+        output_incomplete=outcome.output_incomplete,
+        duration=duration(outcome.duration_seconds),
+    )
+
+
+def stats_to_proto(stats: Stats) -> pb.GetStatsResponse:
+    """Return the message of the counts."""
+    return pb.GetStatsResponse(
+        live_count=stats.live_count,
+        expected_count=stats.expected_count,
+        created_count=stats.created_count,
+        destroyed_count=stats.destroyed_count,
+        orphans_reaped_count=stats.orphans_reaped_count,
+        backend=stats.backend,
+        isolation=stats.isolation,
+        create_p50_seconds=stats.create_p50_seconds,
+        create_p95_seconds=stats.create_p95_seconds,
+    )
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Return the message of a time."""
+    message = Timestamp()
+    message.FromNanoseconds(int(seconds * 1e9))
+    return message
+
+
+def duration(seconds: float) -> Duration:
+    """Return the message of a time span."""
+    message = Duration()
+    message.FromNanoseconds(int(seconds * 1e9))
+    return message
+
+
+def _seconds(message: pb.CreateSandboxRequest | pb.ExecSpec, name: str, default: float) -> float:
+    value: Duration = getattr(message, name)
+    return value.ToNanoseconds() / 1e9 if message.HasField(name) else default  # type: ignore[arg-type]  # names are literals in the stubs

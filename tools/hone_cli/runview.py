@@ -14,7 +14,7 @@ from hone_cli.progress import RunProgress, Standing
 from hone_cli.text import number, span
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "sft": ("loss", "accuracy", "grad_norm", "learning_rate", "time/step"),
+    "sft": ("loss", "accuracy", "grad_norm", "learning_rate", "time/train_seconds"),
     "grpo": (
         "reward/mean",
         "reward/std",
@@ -23,11 +23,20 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         "completions/mean_length",
         "frac_reward_zero_std",
         "mismatch_kl/mean",
-        "time/step",
+        "time/rollout_seconds",
+        "time/train_seconds",
     ),
     "evaluate": ("reward/mean", "tool_calls/mean", "completions/mean_length"),
 }
 """Figures of the step table, where a step reports them."""
+
+
+_SHORT = {
+    "completions/mean_length": "tokens",
+    "frac_reward_zero_std": "flat",
+    "time/rollout_seconds": "rollout s",
+    "time/train_seconds": "train s",
+}
 
 
 class RunView(Protocol):
@@ -254,5 +263,4 @@ def progress_text(standing: Standing) -> str:
 
 
 def _heading(metric: str) -> str:
-    short = metric.removesuffix("/mean").replace("completions/mean_length", "tokens")
-    return short.rjust(9)
+    return _SHORT.get(metric, metric.removesuffix("/mean")).rjust(9)

@@ -1,14 +1,19 @@
-"""Which reference fields a grader definition reads: its `{{item.x}}` templates."""
+"""Which reference fields a grader definition reads: its `{{item.x}}` templates and plain `item.x` paths."""
 
 import re
 from collections.abc import Iterator, Mapping
 
-_ITEM = re.compile(r"\{\{\s*item\.([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)")
+_IN_TEMPLATE = re.compile(r"\{\{\s*item\.([\w-]+(?:\.[\w-]+)*)\s*\}\}")
+_ALONE = re.compile(r"^\s*item\.([\w-]+(?:\.[\w-]+)*)\s*$")
 
 
 def required_fields(grader: Mapping[str, object] | None) -> set[str]:
-    """Dotted names of the row fields that the grader's templates name, for example answer or extra_info.index."""
-    return {name for text in _texts(grader) for name in _ITEM.findall(text)}
+    """Dotted names of the row fields that the grader names, for example answer or extra_info.index."""
+    found: set[str] = set()
+    for text in _texts(grader):
+        found.update(_IN_TEMPLATE.findall(text))
+        found.update(_ALONE.findall(text))
+    return found
 
 
 def _texts(value: object) -> Iterator[str]:

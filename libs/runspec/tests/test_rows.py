@@ -191,6 +191,8 @@ def test_required_fields_are_those_of_the_templates() -> None:
             },
         },
         "items": [{"reference": "{{item.unit}} of {{item.answer}}"}],
+        "minimum": "item.min_calls",
+        "source": "return item.score",
     }
-    assert required_fields(grader) == {"answer", "extra.index", "unit"}
+    assert required_fields(grader) == {"answer", "extra.index", "unit", "min_calls"}
     assert required_fields(None) == set()

@@ -15,9 +15,7 @@ def up(
     ] = False,
     engine: Annotated[
         str | None,
-        typer.Option(
-            "--engine", help="scripted, transformers or vllm; by default the service's own."
-        ),
+        typer.Option("--engine", help="auto (default), transformers, vllm or scripted."),
     ] = None,
     only: Annotated[
         str | None,

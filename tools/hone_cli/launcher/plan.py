@@ -188,7 +188,8 @@ class _Common:
         drain = float(os.environ.get(f"HONE_{name.upper()}_DRAIN_SECONDS", "10"))
         return ProcessSpec(
             name=process,
-            argv=(sys.executable, "-m", name),
+            # -P: a file rollout.py in the user's folder must not pass for the service.
+            argv=(sys.executable, "-P", "-m", name),
             log_path=self.layout.log(process),
             environment={**environment, SUITE_VARIABLE: self.suite_id, "PYTHONUNBUFFERED": "1"},
             working_folder=self.options.folder,

@@ -29,7 +29,7 @@ DRAIN_ORDER = ("learner", "rollout", "grader", "tool_gateway", "sandbox", "conso
 REPLICABLE = ("rollout", "grader")
 """Services of which more than one process may share the work on one machine."""
 
-ENGINES = ("scripted", "transformers", "vllm")
+ENGINES = ("auto", "transformers", "vllm", "scripted")
 
 SERVICES = tuple(name for name in PORT_ORDER if name in DRAIN_ORDER)
 """The services that `hone up` starts."""

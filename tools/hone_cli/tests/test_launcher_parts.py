@@ -68,7 +68,7 @@ def test_plan_tells_each_service_its_settings(tmp_path: Path) -> None:
         ({"only": ("rolout",)}, "--only: found 'rolout', expected one of learner"),
         ({"replicas": {"sandbox": 2}}, "only rollout or grader can have replicas"),
         ({"replicas": {"rollout": 0}}, "found rollout=0, expected 1 to 16"),
-        ({"engine": "tgi"}, "--engine: found 'tgi', expected scripted, transformers, vllm"),
+        ({"engine": "tgi"}, "--engine: found 'tgi', expected auto, transformers, vllm, scripted"),
         ({"only": ("learner",), "replicas": {"rollout": 2}}, "rollout is not among --only"),
     ],
 )

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import resources
 from pathlib import Path
 
-from servicekit.errors import DataLoss, FailedPrecondition
+from servicekit.errors import DataLoss, FailedPrecondition, Unavailable
 
 from console.facts import (
     ArchivedEvent,
@@ -61,16 +61,21 @@ class Archive:
         Raises:
             FailedPrecondition: the file is an archive of another version.
             DataLoss: the file is damaged or is no archive.
+            Unavailable: the folder cannot be written to, or the disk is full.
         """
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        except sqlite3.OperationalError as err:
+            raise Unavailable(f"the archive {path} cannot be opened: {err}") from err
         try:
             self._prepare()
+        except sqlite3.OperationalError as err:
+            self._connection.close()
+            raise Unavailable(f"the archive {path} cannot be opened: {err}") from err
         except sqlite3.DatabaseError as err:
             self._connection.close()
-            if isinstance(err, sqlite3.OperationalError):
-                raise
             raise DataLoss(f"{path} is not a console archive or is damaged: {err}") from err
 
     def _prepare(self) -> None:

@@ -8,7 +8,7 @@ from console.archive_reader import ArchiveReader, RolloutFilter
 from console.convert import archived_event, stored_envelope, whole_envelope
 from console.spans import Span, SpanEvent, SpanLink
 from hone.events.v1 import events_pb2
-from servicekit.errors import DataLoss, FailedPrecondition
+from servicekit.errors import DataLoss, FailedPrecondition, Unavailable
 
 
 def dump(path: Path) -> list[str]:
@@ -219,6 +219,12 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not a database, " * 100)
     with pytest.raises(DataLoss, match=r"console\.sqlite is not a console archive"):
         Archive(path)
+
+
+def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "console.sqlite").mkdir()
+    with pytest.raises(Unavailable, match=r"console\.sqlite cannot be opened"):
+        Archive(tmp_path / "console.sqlite")
 
 
 def test_an_archive_of_a_later_version_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
-from modelstore.tiny import make_tiny_model  # noqa: E402  # after the skips
 from rollout.engines.base import (  # noqa: E402
     EngineError,
     Generation,
@@ -31,10 +30,8 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    make_tiny_model(folder, seed=0)
-    return folder
+def model_folder(tiny_model: Path) -> Path:
+    return tiny_model
 
 
 @pytest.fixture(scope="module")

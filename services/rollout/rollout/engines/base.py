@@ -19,6 +19,11 @@ DEFAULT_MAX_NEW_TOKENS = 256
 class EngineError(Exception):
     """The engine cannot start or a generation failed; the message names the cause."""
 
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        """Takes whether a new attempt can succeed."""
+        super().__init__(message)
+        self.retryable = retryable
+
 
 class PolicyMissingError(EngineError):
     """The policy that a request names is not loaded."""

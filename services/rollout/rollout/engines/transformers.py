@@ -97,7 +97,7 @@ class TransformersEngine:
             self._sets.pop(policy, None)
             batch = self._batches.pop(policy, None)
             if batch is not None:
-                batch.fail_all(EngineError(f"policy {policy} was unloaded"))
+                batch.fail_all(EngineError(f"policy {policy} was unloaded", retryable=True))
 
         await self._call(unload)
 
@@ -113,7 +113,11 @@ class TransformersEngine:
 
         job = Job(request=request, rng=rng, done=settle)
         self._inbox.put(lambda: self._submit(job))
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            job.cancelled = True
+            raise
 
     async def close(self) -> None:
         """Stops the worker; what it holds fails."""
@@ -175,10 +179,14 @@ class TransformersEngine:
                     try:
                         batch.step()
                     except Exception as err:  # Torch fails in many ways; the requests must end.
-                        batch.fail_all(EngineError(f"engine transformers: a step failed: {err}"))
+                        batch.fail_all(
+                            EngineError(
+                                f"engine transformers: a step failed: {err}", retryable=True
+                            )
+                        )
                         self._batches.pop(batch.policy, None)
         for batch in self._batches.values():
-            batch.fail_all(EngineError("the engine has stopped"))
+            batch.fail_all(EngineError("the engine has stopped", retryable=True))
 
     def _receive(self) -> bool:
         """Runs what is in the inbox; waits for it only when nothing is being sampled."""

@@ -29,7 +29,7 @@ class RowModel:
         self.dtype = DTYPES[dtype]
         name = f"hone_rows_{id(self)}"
         # A service logs lines; bars are for people at a terminal.
-        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         transformers.AttentionInterface.register(name, self._attend)
         try:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(

@@ -40,6 +40,8 @@ class Job:
     logprobs: list[float] = field(default_factory=list)
     stored: int = 0
     """Tokens whose keys and values are in the row."""
+    cancelled: bool = False
+    """Nobody waits for the result any more; set from another thread."""
 
     def __post_init__(self) -> None:
         """Makes the array form of the prompt."""
@@ -102,6 +104,8 @@ class PolicyBatch:
         # Rows that read a single token come first; see Rows.
         admitted.sort(key=lambda entry: len(entry.prompt) - entry.stored > 1)
         self._place(admitted)
+        if not self._active:
+            return
         feeds = [job.feed() for job in self._active]
         logits = self._model.forward(self._weights, self._rows, self._rows.plan(feeds))
         tokens, logprobs = draw(
@@ -124,6 +128,8 @@ class PolicyBatch:
         budget = MAX_PROMPT_TOKENS
         while self._waiting:
             job = self._waiting.popleft()
+            if job.cancelled:
+                continue
             if len(admitted) >= room or (admitted and budget <= 0):
                 staying.append(job)
                 break
@@ -182,6 +188,8 @@ class PolicyBatch:
 
     @staticmethod
     def _finish_reason(job: Job) -> str:
+        if job.cancelled:
+            return "cancelled"
         if job.sampled[-1] in job.request.stop_ids:
             return "stop"
         return "length" if len(job.sampled) >= job.limit else ""

@@ -1,0 +1,216 @@
+"""Which policies this replica serves: loaded on demand, counted by rollouts in flight, dropped at zero.
+
+One engine per model. A policy that a newer version of its run has replaced goes when its last
+rollout ends; of the others a few stay, because the next step will ask for them again.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from servicekit.errors import InvalidArgument, NotFound
+
+from rollout.adapters import AdapterFolders
+from rollout.engines.base import Engine, EngineError, ModelKey, PolicyKey
+from rollout.jobs import AdapterRef
+
+_LOG = logging.getLogger("hone.rollout")
+
+MAX_IDLE = 2
+"""Policies without rollouts that stay loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStatus:
+    """One policy that serves."""
+
+    policy: PolicyKey
+    in_flight: int
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A policy and who uses it."""
+
+    adapter: AdapterRef | None
+    in_flight: int = 0
+    used: int = 0
+
+
+@dataclass(slots=True)
+class _Served:
+    """An engine and the policies in it."""
+
+    engine: Engine
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    policies: dict[PolicyKey, _Loaded] = field(default_factory=dict)
+
+
+class Policies:
+    """Engines by model, policies by version."""
+
+    def __init__(
+        self,
+        *,
+        make_engine: Callable[[], Engine],
+        resolve: Callable[[str], Path],
+        adapters: AdapterFolders,
+    ) -> None:
+        """Takes how to make an engine, and how to find the folder of a model (a blocking call)."""
+        self._make_engine = make_engine
+        self._resolve = resolve
+        self._adapters = adapters
+        self._served: dict[ModelKey, _Served] = {}
+        self._start_lock = asyncio.Lock()
+        self._clock = 0
+
+    @property
+    def engine_name(self) -> str:
+        """Name of the engine in use; empty before the first model."""
+        return next((served.engine.name for served in self._served.values()), "")
+
+    def status(self) -> list[PolicyStatus]:
+        """Lists what serves."""
+        return [
+            PolicyStatus(policy=policy, in_flight=loaded.in_flight)
+            for served in self._served.values()
+            for policy, loaded in sorted(served.policies.items())
+        ]
+
+    async def open_model(self, model: ModelKey) -> Engine:
+        """Returns the engine of a model, started if it is the first use.
+
+        Raises:
+            InvalidArgument: there is no usable model of that path.
+            EngineError: the engine cannot start; names the folder and the cause.
+        """
+        return (await self._open(model)).engine
+
+    async def load(self, model: ModelKey, policy: PolicyKey, adapter: AdapterRef | None) -> None:
+        """Makes a policy ready to serve. Idempotent; all or nothing.
+
+        Raises:
+            EngineError: the engine cannot start or the adapter does not fit.
+            NotFound: the adapter's blob is gone.
+            DataLoss: the blob is not what the reference says.
+        """
+        served = await self._open(model)
+        async with served.lock:
+            await self._load(served, policy, adapter)
+
+    @asynccontextmanager
+    async def use(
+        self, model: ModelKey, policy: PolicyKey, adapter: AdapterRef | None
+    ) -> AsyncIterator[Engine]:
+        """Holds a policy for one rollout. Errors as `load`."""
+        served = await self._open(model)
+        async with served.lock:
+            loaded = await self._load(served, policy, adapter)
+            loaded.in_flight += 1
+        async with self._counted(served, loaded):
+            yield served.engine
+
+    @asynccontextmanager
+    async def use_loaded(self, model: ModelKey, policy: PolicyKey) -> AsyncIterator[Engine]:
+        """Holds a policy that is loaded.
+
+        Raises:
+            NotFound: it is not; LoadPolicy loads it.
+        """
+        served = self._served.get(model)
+        loaded = served.policies.get(policy) if served is not None else None
+        if served is None or loaded is None:
+            raise NotFound(
+                f"policy {policy.run_id} v{policy.version} is not loaded here; call LoadPolicy first"
+            )
+        loaded.in_flight += 1
+        async with self._counted(served, loaded):
+            yield served.engine
+
+    @asynccontextmanager
+    async def _counted(self, served: _Served, loaded: _Loaded) -> AsyncIterator[None]:
+        """Gives back one use at the end, and what nobody uses any more with it."""
+        try:
+            yield
+        finally:
+            loaded.in_flight -= 1
+            if not loaded.in_flight:
+                await self._drop_idle(served)
+
+    async def close(self) -> None:
+        """Stops all engines."""
+        for served in self._served.values():
+            await served.engine.close()
+        self._served.clear()
+
+    async def _open(self, model: ModelKey) -> _Served:
+        async with self._start_lock:
+            if model not in self._served:
+                await self._close_unused()
+                folder = await self._folder(model)
+                engine = self._make_engine()
+                await self._guarded(engine, engine.start(folder, model))
+                self._served[model] = _Served(engine)
+                _LOG.info("engine started", extra={"engine": engine.name, "model": model.path})
+            return self._served[model]
+
+    async def _folder(self, model: ModelKey) -> Path:
+        try:
+            return await asyncio.to_thread(self._resolve, model.path)
+        except (ValueError, OSError) as err:
+            raise InvalidArgument(f"model {model.path!r} cannot be opened: {err}") from err
+
+    @staticmethod
+    async def _guarded(engine: Engine, starting: Awaitable[None]) -> None:
+        """Closes an engine that does not start."""
+        try:
+            await starting
+        except BaseException:
+            await engine.close()
+            raise
+
+    async def _close_unused(self) -> None:
+        """Frees models that no rollout uses; memory holds few."""
+        for model, served in list(self._served.items()):
+            if not any(loaded.in_flight for loaded in served.policies.values()):
+                del self._served[model]
+                await served.engine.close()
+
+    async def _load(
+        self, served: _Served, policy: PolicyKey, adapter: AdapterRef | None
+    ) -> _Loaded:
+        self._clock += 1
+        loaded = served.policies.get(policy)
+        if loaded is None:
+            folder = None if adapter is None else await self._adapters.get(adapter)
+            await served.engine.load_policy(policy, folder)
+            loaded = served.policies[policy] = _Loaded(adapter)
+            _LOG.info("policy loaded", extra={"run_id": policy.run_id, "version": policy.version})
+        elif loaded.adapter != adapter:
+            raise EngineError(
+                f"policy {policy.run_id} v{policy.version} is loaded from another adapter than the "
+                "request names; a version never changes"
+            )
+        loaded.used = self._clock
+        return loaded
+
+    async def _drop_idle(self, served: _Served) -> None:
+        """Unloads policies that were replaced, and the longest unused beyond what may stay."""
+        async with served.lock:
+            newest: dict[str, int] = {}
+            for policy in served.policies:
+                newest[policy.run_id] = max(policy.version, newest.get(policy.run_id, 0))
+            idle = sorted(
+                (policy for policy, loaded in served.policies.items() if not loaded.in_flight),
+                key=lambda policy: served.policies[policy].used,
+            )
+            replaced = [policy for policy in idle if policy.version < newest[policy.run_id]]
+            current = [policy for policy in idle if policy not in replaced]
+            for policy in replaced + current[: max(0, len(current) - MAX_IDLE)]:
+                loaded = served.policies.pop(policy)
+                await served.engine.unload_policy(policy)
+                if loaded.adapter is not None:
+                    await self._adapters.drop(loaded.adapter)

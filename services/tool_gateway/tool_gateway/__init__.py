@@ -1,0 +1,1 @@
+"""The tool gateway: lists the tools that agents may call, and runs their calls once each."""

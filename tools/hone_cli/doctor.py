@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -83,12 +84,27 @@ def _sandbox() -> Iterator[Check]:
     if sys.platform != "linux":
         yield Check(name="sandbox", state="fail", detail=f"this is {sys.platform}", remedy=remedy)
         return
-    probed = _output([sys.executable, "-m", "sandbox", "--probe"], seconds=20.0)
-    if probed is not None:
-        yield Check(name="sandbox", state="ok", detail=probed.splitlines()[-1])
-    else:
-        yield _namespaces()
+    yield _probe_sandbox() or _namespaces()
     yield _cgroups()
+
+
+def _probe_sandbox() -> Check | None:
+    """Makes a sandbox as the service would; None where the service is not installed."""
+    if importlib.util.find_spec("sandbox") is None:
+        return None
+    ran = _run([sys.executable, "-P", "-m", "hone_cli.sandbox_probe"], seconds=30.0)
+    try:
+        found = json.loads(ran.stdout) if ran is not None else {"error": "the probe did not end"}
+    except ValueError:
+        found = {"error": "the probe crashed"}
+    if "error" in found:
+        remedy = "see services/sandbox/README.md for what the kernel must allow"
+        return Check(name="sandbox", state="fail", detail=found["error"], remedy=remedy)
+    if found["detail"]:
+        detail = f"isolation {found['isolation']}: {found['detail']}"
+        remedy = "sandboxes work, with weaker means"
+        return Check(name="sandbox", state="warn", detail=detail, remedy=remedy)
+    return Check(name="sandbox", state="ok", detail=f"isolation {found['isolation']}")
 
 
 def _namespaces() -> Check:
@@ -176,12 +192,16 @@ def _version(package: str) -> str:
         return ""
 
 
-def _output(command: list[str], seconds: float = 10.0) -> str | None:
+def _output(command: list[str]) -> str | None:
     """What the command printed; None if it failed or could not run."""
+    ran = _run(command, seconds=10.0)
+    return ran.stdout.strip() if ran is not None and ran.returncode == 0 else None
+
+
+def _run(command: list[str], seconds: float) -> subprocess.CompletedProcess[str] | None:
     try:
-        ran = subprocess.run(
+        return subprocess.run(
             command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return ran.stdout.strip() if ran.returncode == 0 else None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hone_cli.launcher.procfs import kill_suite
 from hone_cli.launcher.state import AlreadyRunningError, SuiteState, read_state
 
 _POLL_SECONDS = 0.1
+_SAID_BY_LAUNCHER = re.compile(r"^hone\s*\| (stopped: )?")
 
 
 class DetachedStartError(Exception):
@@ -70,8 +72,8 @@ def start_detached(
             if state is not None and state.pid == process.pid and state.ready:
                 return state
             if process.poll() is not None:
-                why = last_complaint(log_path, offset)
-                raise DetachedStartError(f"the suite did not start: {why}; read {log_path}")
+                why = _SAID_BY_LAUNCHER.sub("", last_complaint(log_path, offset))
+                raise DetachedStartError(f"the suite did not start: {why}")
             pause(_POLL_SECONDS)
     except KeyboardInterrupt:
         process.terminate()

@@ -88,6 +88,8 @@ class RunLog(Protocol):
         """Tells that an update is done and saved."""
         ...
 
-    async def finished(self, end: str, detail: str, metrics: Mapping[str, float]) -> None:
-        """Tells how the run ended: completed, stopped or failed."""
+    async def finished(
+        self, end: str, detail: str, metrics: Mapping[str, float], life: int
+    ) -> None:
+        """Tells how the run ended: completed, stopped or failed; each life of a run ends once."""
         ...

@@ -116,7 +116,7 @@ class RunManager:
                 f"run {run_id} is complete; start a new run from its adapter", reason="RUN_COMPLETE"
             )
         self._check_free()
-        run = replace(run, state=RunState.RUNNING, end_time=0.0, detail="")
+        run = replace(run, state=RunState.RUNNING, end_time=0.0, detail="", life=run.life + 1)
         self._store.save(run)
         self._launch(run)
         return run

@@ -226,9 +226,12 @@ class BusRunLog:
             )
         )
 
-    async def finished(self, end: str, detail: str, metrics: Mapping[str, float]) -> None:
+    async def finished(
+        self, end: str, detail: str, metrics: Mapping[str, float], life: int
+    ) -> None:
         """Tells how the run ended."""
-        await self._publish(events_pb2.RunFinished(end=ENDS[end], detail=detail, metrics=metrics))
+        payload = events_pb2.RunFinished(end=ENDS[end], detail=detail, metrics=metrics)
+        await self._publish(payload, ordinal=life * len(ENDS) + ENDS[end])
 
     async def _publish(
         self,
@@ -237,6 +240,7 @@ class BusRunLog:
         rollout_id: str = "",
         slot: identity_pb2.Slot | None = None,
         attempt: int = 0,
+        ordinal: int | None = None,
     ) -> int:
         ack = await self._bus.publish(
             new_envelope(
@@ -246,6 +250,7 @@ class BusRunLog:
                 rollout_id=rollout_id,
                 slot=slot,
                 attempt=attempt,
+                ordinal=ordinal,
                 clock=self._clock,
             )
         )

@@ -93,7 +93,7 @@ class Runner:
         """Tells the log how a run ended."""
         message = json_format.Parse(spec_json, run_spec_pb2.RunSpec())
         log = await self._log(run.run_id, run_spec_from_proto(message), message)
-        await log.finished(run.state.value, run.detail, run.metrics)
+        await log.finished(run.state.value, run.detail, run.metrics, run.life)
 
     async def _log(self, run_id: str, spec: RunSpec, message: run_spec_pb2.RunSpec) -> BusRunLog:
         temperature = spec.rollout.temperature

@@ -45,6 +45,8 @@ class Run:
     policy_version: int = 0
     end_time: float = 0.0
     detail: str = ""
+    life: int = 0
+    """How often the run was resumed by someone; tells its ends apart."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -1,0 +1,132 @@
+"""Kills, stops and cut-offs in the middle of a run: it completes, nothing is lost, nothing counts twice."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import write_job
+from suite import Suite, running_suite, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.fault]
+
+
+def start_run(suite: Suite, model: Path, *, steps: int) -> str:
+    """Starts a run that is left going, and returns its id once it is training."""
+    job = write_job(suite.folder, model, train={"max_steps": steps})
+    suite.hone("train", str(job), "--detach", "--json")
+    return suite.run_id()
+
+
+def step_of(suite: Suite, run_id: str) -> int:
+    done = suite.hone("runs", run_id, "--json", ok=False)
+    return -1 if done.returncode else _steps(done.stdout)
+
+
+def _steps(text: str) -> int:
+    import json
+
+    return len(json.loads(text).get("steps", []))
+
+
+def finished(suite: Suite, run_id: str) -> bool:
+    done = suite.hone("runs", run_id, "--json", ok=False)
+    assert "RUN_STATE_FAILED" not in done.stdout, done.stdout + suite.logs()
+    return done.returncode == 0 and "RUN_STATE_COMPLETED" in done.stdout
+
+
+def assert_whole(suite: Suite, run_id: str, steps: int) -> None:
+    """Every step is there once and every invariant holds."""
+    assert step_of(suite, run_id) == steps
+    audit = suite.hone("audit", run_id, "--json")
+    assert audit["findings"] == [], audit
+
+
+@pytest.mark.parametrize("service", ["rollout", "sandbox", "tool_gateway", "grader", "learner"])
+def test_service_killed_in_mid_run_loses_nothing(
+    tmp_path: Path, tiny_model: Path, service: str
+) -> None:
+    with running_suite(tmp_path, "--engine", "scripted") as suite:
+        run_id = start_run(suite, tiny_model, steps=6)
+        wait_until("the second step", lambda: step_of(suite, run_id) >= 1, seconds=60, suite=suite)
+        suite.signal(service, signal.SIGKILL)
+        wait_until("the end", lambda: finished(suite, run_id), seconds=120, suite=suite)
+        assert_whole(suite, run_id, 6)
+
+
+def test_console_killed_in_mid_run_archives_everything(tmp_path: Path, tiny_model: Path) -> None:
+    with running_suite(tmp_path, "--engine", "scripted") as suite:
+        run_id = start_run(suite, tiny_model, steps=6)
+        wait_until("the second step", lambda: step_of(suite, run_id) >= 1, seconds=60, suite=suite)
+        suite.signal("console", signal.SIGKILL)
+        wait_until("the end", lambda: finished(suite, run_id), seconds=120, suite=suite)
+        assert_whole(suite, run_id, 6)
+
+
+def test_log_away_for_ten_seconds_only_delays_the_run(tmp_path: Path, tiny_model: Path) -> None:
+    with running_suite(tmp_path, "--engine", "scripted") as suite:
+        run_id = start_run(suite, tiny_model, steps=6)
+        wait_until("the second step", lambda: step_of(suite, run_id) >= 1, seconds=60, suite=suite)
+        stopped = suite.signal("nats", signal.SIGSTOP)
+        away_until = time.monotonic() + 10
+        wait_until("ten seconds", lambda: time.monotonic() > away_until, seconds=20)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        wait_until("the end", lambda: finished(suite, run_id), seconds=120, suite=suite)
+        assert_whole(suite, run_id, 6)
+
+
+def test_log_killed_in_mid_run_loses_nothing(tmp_path: Path, tiny_model: Path) -> None:
+    with running_suite(tmp_path, "--engine", "scripted") as suite:
+        run_id = start_run(suite, tiny_model, steps=6)
+        wait_until("the second step", lambda: step_of(suite, run_id) >= 1, seconds=60, suite=suite)
+        suite.signal("nats", signal.SIGKILL)
+        wait_until("the end", lambda: finished(suite, run_id), seconds=120, suite=suite)
+        assert_whole(suite, run_id, 6)
+
+
+def test_replica_stopped_past_its_lease_commits_nothing_when_it_wakes(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    with running_suite(tmp_path, "--engine", "scripted", "--replicas", "rollout=2") as suite:
+        run_id = start_run(suite, tiny_model, steps=8)
+        wait_until("the second step", lambda: step_of(suite, run_id) >= 1, seconds=60, suite=suite)
+        sleeper = suite.pids("rollout")[0]
+        os.kill(sleeper, signal.SIGSTOP)
+        asleep_until = time.monotonic() + 12
+        wait_until("twelve seconds", lambda: time.monotonic() > asleep_until, seconds=20)
+        os.kill(sleeper, signal.SIGCONT)
+        wait_until("the end", lambda: finished(suite, run_id), seconds=120, suite=suite)
+        assert_whole(suite, run_id, 8)
+
+
+def test_suite_killed_whole_goes_on_where_it_was(tmp_path: Path, tiny_model: Path) -> None:
+    with running_suite(tmp_path, "--engine", "scripted") as suite:
+        run_id = start_run(suite, tiny_model, steps=6)
+        wait_until("the second step", lambda: step_of(suite, run_id) >= 1, seconds=60, suite=suite)
+        assert suite.launcher is not None
+        suite.launcher.kill()
+        suite.launcher.wait(20)
+    with running_suite(tmp_path, "--engine", "scripted") as suite:
+        suite.hone("train", "--resume", run_id, "--json")
+        assert_whole(suite, run_id, 6)
+
+
+def test_ctrl_c_stops_after_the_step_and_resume_goes_on(tmp_path: Path, tiny_model: Path) -> None:
+    with running_suite(tmp_path, "--engine", "scripted") as suite:
+        job = write_job(suite.folder, tiny_model, train={"max_steps": 8})
+        command = suite.start_hone("train", str(job))
+        wait_until(
+            "the second step",
+            lambda: suite.hone("runs", "--json")["runs"] and step_of(suite, suite.run_id()) >= 1,
+            seconds=60,
+            suite=suite,
+        )
+        command.send_signal(signal.SIGINT)
+        command.wait(60)
+        run_id = suite.run_id()
+        assert "--resume" in (suite.folder / "command.log").read_text()
+        assert "RUN_STATE_STOPPED" in suite.hone("runs", run_id, "--json", ok=False).stdout
+        suite.hone("train", "--resume", run_id, "--json")
+        assert_whole(suite, run_id, 8)

@@ -1,0 +1,114 @@
+"""One run through every service: scripted agents, a tiny model that really trains, and what can be seen afterwards."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import write_job
+from suite import Suite
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trained(scripted_suite: Suite, tiny_model: Path) -> str:
+    job = write_job(scripted_suite.folder, tiny_model)
+    scripted_suite.hone("train", str(job), "--json")
+    return scripted_suite.run_id()
+
+
+def rollouts(suite: Suite, run_id: str) -> list[dict[str, Any]]:
+    return list(suite.hone("rollout", "--run", run_id, "--json")["rollouts"])
+
+
+def test_run_completes_with_a_clean_audit(scripted_suite: Suite, trained: str) -> None:
+    audit = scripted_suite.hone("audit", trained, "--json")
+    assert audit["findings"] == []
+    run = scripted_suite.hone("runs", trained, "--json")
+    assert run["run"]["state"] == "RUN_STATE_COMPLETED"
+    assert len(run["steps"]) == 3
+    assert all(step["metrics"]["rollouts/ok"] == 12.0 for step in run["steps"])
+
+
+def test_rewards_are_what_the_script_deserves(scripted_suite: Suite, trained: str) -> None:
+    scores: dict[int, set[float]] = {}
+    for row in rollouts(scripted_suite, trained):
+        sample = int(row["slot"].get("sample_index", 0))
+        scores.setdefault(sample, set()).add(round(float(row.get("score", 0.0)), 6))
+    assert scores == {0: {1.0}, 1: {0.85}, 2: {0.0}, 3: {0.0}}
+
+
+def test_every_span_of_a_rollout_is_in_its_trace_with_a_parent(
+    scripted_suite: Suite, trained: str
+) -> None:
+    for row in rollouts(scripted_suite, trained)[:8]:
+        rollout_id = row["rollout_id"]
+        spans = scripted_suite.hone("rollout", rollout_id, "--json")["spans"]
+        ids = {span["span_id"] for span in spans}
+        assert {span["trace_id"] for span in spans} == {rollout_id.replace("-", "")}
+        roots = [span for span in spans if not span.get("parent_span_id")]
+        assert [span["name"] for span in roots] == ["request rollout"]
+        missing = [s for s in spans if s.get("parent_span_id") and s["parent_span_id"] not in ids]
+        assert missing == []
+        services = {span["service_name"] for span in spans}
+        assert {"learner", "rollout", "sandbox", "tool_gateway", "grader"} <= services | (
+            set() if _calls(spans) else {"tool_gateway"}
+        )
+        assert "learner.train" in {span["name"] for span in spans}
+
+
+def _calls(spans: list[dict[str, Any]]) -> bool:
+    return any(span["name"].startswith("execute_tool") for span in spans)
+
+
+def test_rollout_is_shown_to_people(scripted_suite: Suite, trained: str) -> None:
+    rollout_id = rollouts(scripted_suite, trained)[0]["rollout_id"]
+    text = scripted_suite.hone("rollout", rollout_id)
+    for expected in ("calculator", "Final Answer", "request rollout", "learner.train", "reward"):
+        assert expected in text, text
+
+
+def test_evaluation_measures_without_training(scripted_suite: Suite, tiny_model: Path) -> None:
+    job = write_job(
+        scripted_suite.folder / "evaluation",
+        tiny_model,
+        name="measure",
+        algorithm="evaluate",
+        eval={"samples": 4},
+    )
+    result = scripted_suite.hone("evaluate", str(job), "--json")
+    assert result["metrics"]["reward/mean"] == pytest.approx((1.0 + 0.85) / 4)
+    assert result["metrics"]["rewards/accuracy/mean"] == 0.5
+    assert scripted_suite.hone("audit", result["run_id"], "--json")["findings"] == []
+
+
+def test_nothing_is_left_in_the_sandbox_service(scripted_suite: Suite, trained: str) -> None:
+    events = scripted_suite.hone("audit", trained, "--json")["counts"]
+    assert int(events["sandboxes_created"]) == int(events["sandboxes_destroyed"]) > 0
+
+
+def test_bad_input_ends_in_a_sentence(scripted_suite: Suite, tiny_model: Path) -> None:
+    folder = scripted_suite.folder / "bad"
+    job = write_job(folder, tiny_model)
+    wrong = job.read_text().replace("group_size", "group_sizes")
+    job.write_text(wrong)
+    done = scripted_suite.hone("train", str(job), ok=False)
+    assert done.returncode == 2
+    assert "run.yaml:" in done.stderr
+    assert "group_size" in done.stderr
+    assert "Traceback" not in done.stderr
+    job = write_job(folder, folder / "no-such-model")
+    done = scripted_suite.hone("train", str(job), ok=False)
+    assert done.returncode != 0
+    assert "no-such-model" in done.stderr
+    assert "Traceback" not in done.stderr
+    job = write_job(folder, tiny_model)
+    rows = [json.loads(line) for line in (folder / "tasks.jsonl").read_text().splitlines()]
+    del rows[4]["answer"]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = scripted_suite.hone("train", str(job), ok=False)
+    assert done.returncode == 2
+    assert "tasks.jsonl" in done.stderr
+    assert "5" in done.stderr
+    assert "answer" in done.stderr

@@ -11,6 +11,7 @@ import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trajectory.rendering import ChatRenderer, RenderedRow, RenderError, with_system_prompt
 from trajectory.toolformats import TOOL_FORMATS, describe_tool
 from trajectory.types import ChatMessage, ImagePart, Role, ToolCall, ToolDefinition

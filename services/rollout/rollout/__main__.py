@@ -2,10 +2,9 @@
 
 import os
 
-from servicekit.serve import run
-
 from rollout.build import build
 from rollout.settings import RolloutSettings
+from servicekit.serve import run
 
 if __name__ == "__main__":
     # OpenMP's threads spin by default, which starves everything else on the machine, and the other

@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Protocol
 
-from servicekit.errors import DataLoss
-
 from rollout.jobs import AdapterRef
+from servicekit.errors import DataLoss
 
 WEIGHTS = "adapter_model.safetensors"
 

@@ -11,18 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from opentelemetry import trace
-from servicekit import attributes
-from trajectory.rendering import ChatRenderer, with_system_prompt
-from trajectory.types import (
-    ChatMessage,
-    Role,
-    StopReason,
-    TokenRecord,
-    ToolCall,
-    ToolCallRecord,
-    ToolDefinition,
-    TurnRecord,
-)
 
 from rollout.engines.base import (
     DEFAULT_MAX_NEW_TOKENS,
@@ -35,6 +23,18 @@ from rollout.engines.base import (
 from rollout.jobs import RolloutJob
 from rollout.token_builder import TokenRecordBuilder
 from rollout.toolcalls.base import CallError, ParsedCall, ParsedTurn, ToolCallParser, tool_types
+from servicekit import attributes
+from trajectory.rendering import ChatRenderer, with_system_prompt
+from trajectory.types import (
+    ChatMessage,
+    Role,
+    StopReason,
+    TokenRecord,
+    ToolCall,
+    ToolCallRecord,
+    ToolDefinition,
+    TurnRecord,
+)
 
 MAX_ERROR_CHARACTERS = 300
 """Of what the model is told about a malformed call."""

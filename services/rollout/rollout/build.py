@@ -7,16 +7,12 @@ import time
 import uuid
 from functools import partial
 
+from hone.rollout.v1 import rollout_pb2, rollout_pb2_grpc
+
 from eventbus.bus import EventBus
 from eventbus.jetstream.options import BusOptions
 from eventbus.nats_bus import NatsBus
-from hone.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from modelstore.resolve import resolve_model
-from servicekit.channels import connect, resolve
-from servicekit.errors import Unavailable
-from servicekit.serve import App
-from servicekit.tokens import TokenMinter
-
 from rollout.adapters import AdapterFolders
 from rollout.clients import IDEMPOTENT_METHODS, SandboxClient, Tokens, ToolGatewayClient
 from rollout.consumer import BusBlobFetcher, BusReporter, consume_requests
@@ -26,6 +22,10 @@ from rollout.executor import Executor, LeaseTimes
 from rollout.policies import Policies
 from rollout.servicer import RolloutServicer
 from rollout.settings import RolloutSettings
+from servicekit.channels import connect, resolve
+from servicekit.errors import Unavailable
+from servicekit.serve import App
+from servicekit.tokens import TokenMinter
 
 DRAIN_SHARE = 0.6
 """Of the drain time: how long rollouts may finish before the rest is handed back."""

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 import grpc
 from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
+
+from rollout.agent_loop import ToolCaller, ToolOutcome
+from rollout.failures import RolloutError
+from rollout.jobs import RolloutJob
 from servicekit import attributes
 from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, ResourceExhausted
 from servicekit.tokens import TokenMinter
 from trajectory import convert
 from trajectory.types import FailureKind, ToolCall, ToolDefinition
-
-from rollout.agent_loop import ToolCaller, ToolOutcome
-from rollout.failures import RolloutError
-from rollout.jobs import RolloutJob
 
 IDEMPOTENT_METHODS = ("CreateSandbox", "ListTools", "CallTools")
 """May be repeated when the transport fails: each is idempotent by its own key."""

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
+from google.protobuf.message import Message
+from hone.common.v1 import identity_pb2
+from hone.events.v1 import events_pb2
+
 from eventbus.blobs import Blobs
 from eventbus.bus import Delivery, EventBus
 from eventbus.envelope import new_envelope
 from eventbus.errors import LogTruncated
-from google.protobuf.message import Message
-from hone.common.v1 import identity_pb2
-from hone.events.v1 import events_pb2
-from trajectory import convert
-from trajectory.types import Attribution, Failure, FailureKind, RolloutRecord, TurnRecord
-
 from rollout.convert import adapter_to_proto, job_from_proto
 from rollout.executor import Executor
 from rollout.failures import failure
 from rollout.jobs import AdapterRef, RolloutJob
+from trajectory import convert
+from trajectory.types import Attribution, Failure, FailureKind, RolloutRecord, TurnRecord
 
 _LOG = logging.getLogger("hone.rollout")
 

@@ -3,11 +3,11 @@
 from hone.common.v1 import blob_pb2, run_spec_pb2
 from hone.events.v1 import events_pb2
 from hone.rollout.v1 import rollout_pb2
-from trajectory import convert
 
 from rollout.engines.base import Generation, ModelKey, PolicyKey
 from rollout.jobs import AdapterRef, AgentLimits, RolloutJob
 from rollout.policies import PolicyStatus
+from trajectory import convert
 
 DEFAULT_MAX_TURNS = 1
 

@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from eventbus.claims import Acquired, Claims, Committed, Expired, Held, Lost
-from eventbus.errors import ClaimLost, RetryLater
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Status, StatusCode
-from servicekit import attributes
-from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument
-from trajectory.rendering import ChatRenderer
-from trajectory.types import Failure, FailureKind, RolloutRecord, ToolDefinition, TurnRecord
 
+from eventbus.claims import Acquired, Claims, Committed, Expired, Held, Lost
+from eventbus.errors import ClaimLost, RetryLater
 from rollout.agent_loop import AgentLoop, ToolCaller
 from rollout.engines.base import Engine
 from rollout.failures import RolloutError, failure, failure_of
@@ -29,6 +25,10 @@ from rollout.lease import Lease
 from rollout.policies import Policies
 from rollout.toolcalls.base import ToolCallParser
 from rollout.toolcalls.table import make_parser
+from servicekit import attributes
+from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument
+from trajectory.rendering import ChatRenderer
+from trajectory.types import Failure, FailureKind, RolloutRecord, ToolDefinition, TurnRecord
 
 _LOG = logging.getLogger("hone.rollout")
 

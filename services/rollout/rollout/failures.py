@@ -1,11 +1,10 @@
 """What went wrong, as the failure that the learner counts and acts on."""
 
+from rollout.agent_loop import PromptTooLongError
+from rollout.engines.base import EngineError
 from servicekit.errors import DeadlineExceeded, HoneError
 from trajectory.rendering import RenderError
 from trajectory.types import Attribution, Failure, FailureKind
-
-from rollout.agent_loop import PromptTooLongError
-from rollout.engines.base import EngineError
 
 MAX_DETAIL_CHARACTERS = 1000
 

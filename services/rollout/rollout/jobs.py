@@ -3,9 +3,8 @@
 import hashlib
 from dataclasses import dataclass
 
-from trajectory.types import SamplingParams, Slot, Task
-
 from rollout.engines.base import ModelKey, PolicyKey
+from trajectory.types import SamplingParams, Slot, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

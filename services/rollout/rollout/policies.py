@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from servicekit.errors import InvalidArgument, NotFound
-
 from rollout.adapters import AdapterFolders
 from rollout.engines.base import Engine, EngineError, ModelKey, PolicyKey
 from rollout.jobs import AdapterRef
+from servicekit.errors import InvalidArgument, NotFound
 
 _LOG = logging.getLogger("hone.rollout")
 

@@ -5,9 +5,6 @@ from typing import Any, TypeVar
 
 import grpc
 from hone.rollout.v1 import rollout_pb2, rollout_pb2_grpc
-from servicekit.errors import InvalidArgument, Unavailable
-from trajectory import convert
-from trajectory.rendering import ChatRenderer, RenderError
 
 from rollout.convert import (
     adapter_from_proto,
@@ -18,6 +15,9 @@ from rollout.convert import (
 from rollout.engines.base import EngineError, GenerationRequest, PolicyKey
 from rollout.executor import Executor
 from rollout.policies import Policies
+from servicekit.errors import InvalidArgument, Unavailable
+from trajectory import convert
+from trajectory.rendering import ChatRenderer, RenderError
 
 M = TypeVar("M")
 T = TypeVar("T")

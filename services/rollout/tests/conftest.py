@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from modelstore.tiny import make_tiny_model
 
 

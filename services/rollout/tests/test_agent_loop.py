@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opentelemetry import trace
+
 from rollout.agent_loop import AgentLoop, EpisodeResult, PromptTooLongError, ToolOutcome
 from rollout.engines.base import Engine, Generation, GenerationRequest, ModelKey, PolicyKey
 from rollout.engines.scripted import LOGPROB, ScriptedEngine

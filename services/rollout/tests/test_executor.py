@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hone.common.v1 import message_pb2, run_spec_pb2, task_pb2
+from hone.events.v1 import events_pb2
+from opentelemetry import trace
+
 from eventbus.claims import Acquired, ClaimState
 from eventbus.envelope import new_envelope
 from eventbus.errors import RetryLater
 from eventbus.memory_bus import MemoryBus
-from hone.common.v1 import message_pb2, run_spec_pb2, task_pb2
-from hone.events.v1 import events_pb2
-from opentelemetry import trace
 from rollout.adapters import AdapterFolders
 from rollout.agent_loop import ToolCaller, ToolOutcome
 from rollout.consumer import BusBlobFetcher, BusReporter, consume_requests

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rollout.toolcalls.base import CallError, ParsedCall, tool_types
 from rollout.toolcalls.table import PARSERS, make_parser
 from trajectory.toolformats import TOOL_FORMATS

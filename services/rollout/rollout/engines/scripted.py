@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trajectory.rendering import ChatTokenizer
-
 from rollout.engines.base import (
     EngineError,
     Episode,
@@ -23,6 +21,7 @@ from rollout.engines.base import (
     PolicyMissingError,
     max_new_tokens,
 )
+from trajectory.rendering import ChatTokenizer
 
 LOGPROB = math.log(0.5)
 MAX_CONTEXT_TOKENS = 32_768

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import torch
 import transformers
-from trajectory.rendering import ChatTokenizer
 
 from rollout.engines.base import (
     EngineError,
@@ -28,6 +27,7 @@ from rollout.engines.base import (
 from rollout.engines.batching.model import RowModel
 from rollout.engines.batching.scheduler import Job, PolicyBatch
 from rollout.engines.batching.weights import WeightSet
+from trajectory.rendering import ChatTokenizer
 
 T = TypeVar("T")
 

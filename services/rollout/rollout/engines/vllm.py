@@ -10,8 +10,6 @@ import random
 from pathlib import Path
 
 import vllm
-from trajectory.rendering import ChatTokenizer
-from trajectory.types import SamplingParams
 from transformers import AutoTokenizer
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
@@ -27,6 +25,8 @@ from rollout.engines.base import (
     check_adapter_files,
     max_new_tokens,
 )
+from trajectory.rendering import ChatTokenizer
+from trajectory.types import SamplingParams
 
 MAX_LORAS = 3
 """Adapters that can sample at once; at least max_staleness + 2."""

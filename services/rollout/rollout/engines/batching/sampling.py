@@ -7,6 +7,7 @@ suffixes: B rows, V vocabulary, K blocks of the vocabulary.
 from collections.abc import Sequence
 
 import torch
+
 from trajectory.types import SamplingParams
 
 BLOCK = 256

@@ -1,0 +1,264 @@
+"""The gRPC edges on a real loopback server: sandbox and tool clients, and the service's own face."""
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hone.common.v1 import message_pb2, run_spec_pb2
+from hone.rollout.v1 import rollout_pb2, rollout_pb2_grpc
+from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
+from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
+
+from rollout.adapters import AdapterFolders
+from rollout.clients import SandboxClient, Tokens, ToolGatewayClient
+from rollout.engines.base import ModelKey, PolicyKey
+from rollout.engines.scripted import ScriptedEngine
+from rollout.failures import RolloutError
+from rollout.jobs import AdapterRef, AgentLimits, RolloutJob
+from rollout.policies import Policies
+from rollout.servicer import RolloutServicer
+from servicekit.channels import connect
+from servicekit.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from servicekit.testing import running_server
+from servicekit.tokens import TokenMinter, TokenVerifier, generate_key_file, require_token
+from trajectory.types import FailureKind, Phase, SamplingParams, Slot, Task, ToolCall
+
+ROLLOUT_ID = "0190b5c2-0000-7000-8000-000000000001"
+
+
+class Sandboxes(sandbox_pb2_grpc.SandboxServiceServicer):
+    """Has no room for the first calls."""
+
+    def __init__(self, full: int) -> None:
+        self.full = full
+        self.epochs: list[int] = []
+
+    async def CreateSandbox(self, request: Any, context: Any) -> sandbox_pb2.CreateSandboxResponse:
+        self.epochs.append(require_token(request.rollout_id, "agent").epoch)
+        if self.full:
+            self.full -= 1
+            raise ResourceExhausted("no room", retry_after_seconds=0.01)
+        assert request.purpose == sandbox_pb2.SANDBOX_PURPOSE_AGENT
+        return sandbox_pb2.CreateSandboxResponse(sandbox=sandbox_pb2.Sandbox(sandbox_id="sbx_1"))
+
+
+class Gateway(tool_gateway_pb2_grpc.ToolGatewayServiceServicer):
+    """Answers calls in reverse order, or raises."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.lists = 0
+
+    async def ListTools(self, request: Any, context: Any) -> tool_gateway_pb2.ListToolsResponse:
+        self.lists += 1
+        tools = [message_pb2.ToolDefinition(name=n, parameters_json="{}") for n in ("a", "b")]
+        if not request.page_token:
+            return tool_gateway_pb2.ListToolsResponse(tools=tools[:1], next_page_token="1")
+        return tool_gateway_pb2.ListToolsResponse(tools=tools[1:])
+
+    async def CallTools(self, request: Any, context: Any) -> tool_gateway_pb2.CallToolsResponse:
+        require_token(request.rollout_id, "agent")
+        if self.error is not None:
+            raise self.error
+        return tool_gateway_pb2.CallToolsResponse(
+            results=[
+                tool_gateway_pb2.ToolResult(tool_call_id=c.tool_call_id, content=c.name)
+                for c in reversed(request.calls)
+            ]
+        )
+
+
+class NoBlobs:
+    async def fetch(self, ref: AdapterRef, destination: Path) -> None:
+        raise NotFound(f"there is no blob {ref.name!r}")
+
+
+def job() -> RolloutJob:
+    return RolloutJob(
+        rollout_id=ROLLOUT_ID,
+        slot=Slot(run_id="run", phase=Phase.TRAIN, step=0, group_index=0, sample_index=0),
+        attempt=0,
+        task=Task(task_id="t", messages=()),
+        model=ModelKey(path="tiny"),
+        policy=PolicyKey("run", 0),
+        adapter=None,
+        sampling=SamplingParams(),
+        limits=AgentLimits(max_turns=1, max_total_tokens=0),
+        tools=("a", "b"),
+        tool_format="",
+        system_prompt="",
+        sandbox_template="",
+        grader_json="{}",
+        deadline=100.0,
+    )
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    generate_key_file(tmp_path / "keys.pem")
+    return tmp_path / "keys.pem"
+
+
+@pytest.fixture
+def tokens(key_file: Path) -> Tokens:
+    return Tokens(TokenMinter(key_file, lambda: 0.0), ttl_seconds=30)
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway()
+
+
+@pytest.fixture
+async def tools(
+    key_file: Path, tokens: Tokens, gateway: Gateway
+) -> AsyncIterator[ToolGatewayClient]:
+    def add(server: grpc.aio.Server) -> None:
+        tool_gateway_pb2_grpc.add_ToolGatewayServiceServicer_to_server(gateway, server)
+
+    async with (
+        running_server(add, verifier=TokenVerifier(key_file, lambda: 0.0)) as target,
+        connect(target) as channel,
+    ):
+        yield ToolGatewayClient(channel, tokens, clock=lambda: 0.0)
+
+
+async def create(key_file: Path, tokens: Tokens, servicer: Sandboxes, seconds: float) -> str:
+    def add(server: grpc.aio.Server) -> None:
+        sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(servicer, server)
+
+    async with (
+        running_server(add, verifier=TokenVerifier(key_file, lambda: 0.0)) as target,
+        connect(target) as channel,
+    ):
+        return await SandboxClient(channel, tokens, random.Random(0)).create(job(), 7, seconds)
+
+
+async def test_a_full_sandbox_service_is_asked_again(key_file: Path, tokens: Tokens) -> None:
+    servicer = Sandboxes(full=2)
+    assert await create(key_file, tokens, servicer, 10) == "sbx_1"
+    assert servicer.epochs == [7, 7, 7]
+
+
+async def test_room_is_waited_for_within_the_deadline(key_file: Path, tokens: Tokens) -> None:
+    with pytest.raises(ResourceExhausted, match="no room"):
+        await create(key_file, tokens, Sandboxes(full=10_000), 0.3)
+
+
+async def ours() -> None:
+    """The lease is live."""
+
+
+CALLS = [
+    ToolCall(tool_call_id="c1", name="a", arguments_json="{}"),
+    ToolCall(tool_call_id="c2", name="b", arguments_json="{}"),
+]
+
+
+async def test_results_come_in_the_order_of_the_calls(tools: ToolGatewayClient) -> None:
+    outcomes = await tools.caller(job(), 1, "sbx", ours).call(0, CALLS)
+    assert [outcome.content for outcome in outcomes] == ["a", "b"]
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), InvalidArgument("bad")])
+async def test_a_failing_gateway_is_named_as_such(
+    tools: ToolGatewayClient, gateway: Gateway, error: Exception
+) -> None:
+    gateway.error = error
+    with pytest.raises(RolloutError) as raised:
+        await tools.caller(job(), 1, "sbx", ours).call(0, CALLS)
+    assert raised.value.kind is FailureKind.TOOL_GATEWAY
+    assert type(raised.value.cause) is type(error)
+
+
+async def test_an_old_epoch_passes_through(tools: ToolGatewayClient, gateway: Gateway) -> None:
+    gateway.error = FailedPrecondition("a newer epoch exists", reason="EPOCH_OLD")
+    with pytest.raises(FailedPrecondition) as raised:
+        await tools.caller(job(), 1, "sbx", ours).call(0, CALLS)
+    assert raised.value.reason == "EPOCH_OLD"
+
+
+async def test_all_pages_of_tools_are_read_once(tools: ToolGatewayClient, gateway: Gateway) -> None:
+    assert [t.name for t in await tools.definitions(("b", "a"))] == ["b", "a"]
+    await tools.definitions(("a",))
+    assert gateway.lists == 2
+
+
+async def test_an_unknown_tool_names_the_known_ones(tools: ToolGatewayClient) -> None:
+    with pytest.raises(InvalidArgument, match="no tool named 'c'; the gateway has a, b"):
+        await tools.definitions(("a", "c"))
+
+
+class InFlight:
+    in_flight = 2
+
+
+@pytest.fixture
+async def stub(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Any]:
+    def resolve(path: str) -> Path:
+        if path != "tiny":
+            raise ValueError(f"model.path: {path!r} is not a folder")
+        return tiny_model
+
+    policies = Policies(
+        make_engine=ScriptedEngine,
+        resolve=resolve,
+        adapters=AdapterFolders(tmp_path, NoBlobs()),
+    )
+    servicer = RolloutServicer(policies, InFlight(), "scripted")  # type: ignore[arg-type]
+
+    def add(server: grpc.aio.Server) -> None:
+        rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, server)
+
+    async with running_server(add) as target, connect(target) as channel:
+        yield rollout_pb2_grpc.RolloutServiceStub(channel)
+
+
+TINY = run_spec_pb2.ModelSpec(path="tiny")
+HELLO = message_pb2.ChatMessage(
+    role=message_pb2.ROLE_USER, parts=[message_pb2.ContentPart(text="hello")]
+)
+
+
+async def test_generate_answers_with_exact_ids(stub: Any) -> None:
+    answer = await stub.Generate(rollout_pb2.GenerateRequest(model=TINY, messages=[HELLO]))
+    assert answer.text == "ok"
+    assert len(answer.token_ids) == len(answer.logprobs) > 1
+    assert answer.finish_reason == "stop"
+    engine = await stub.GetEngine(rollout_pb2.GetEngineRequest())
+    assert (engine.engine, engine.rollouts_in_flight_count) == ("scripted", 2)
+
+
+async def test_a_policy_serves_once_it_is_loaded(stub: Any) -> None:
+    request = rollout_pb2.GenerateRequest(
+        model=TINY, run_id="run", policy_version=4, messages=[HELLO]
+    )
+    with pytest.raises(NotFound, match="policy run v4 is not loaded"):
+        await stub.Generate(request)
+    loaded = await stub.LoadPolicy(
+        rollout_pb2.LoadPolicyRequest(model=TINY, run_id="run", policy_version=4)
+    )
+    assert loaded.policy_version == 4
+    assert (await stub.Generate(request)).policy_version == 4
+
+
+async def test_a_missing_blob_and_a_missing_model_are_named(stub: Any) -> None:
+    request = rollout_pb2.LoadPolicyRequest(model=TINY, run_id="run", policy_version=1)
+    request.adapter.name, request.adapter.sha256 = "adapters/run/v1", "0" * 64
+    with pytest.raises(NotFound, match="no blob 'adapters/run/v1'"):
+        await stub.LoadPolicy(request)
+    with pytest.raises(InvalidArgument, match="'nowhere' cannot be opened"):
+        await stub.LoadPolicy(
+            rollout_pb2.LoadPolicyRequest(model=run_spec_pb2.ModelSpec(path="nowhere"))
+        )
+    with pytest.raises(InvalidArgument, match=r"model\.path: empty"):
+        await stub.Generate(rollout_pb2.GenerateRequest())

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
 from modelstore.compute import MAX_RELATIVE_ERROR, tune_compute
 
 

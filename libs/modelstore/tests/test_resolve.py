@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
 from modelstore.resolve import ModelUnusableError, check_model_folder, resolve_model, staged_folder
 
 

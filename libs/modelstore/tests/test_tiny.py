@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+
 from modelstore.resolve import resolve_model
 from modelstore.tiny import make_tiny_model
 

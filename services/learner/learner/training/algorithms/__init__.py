@@ -1,0 +1,1 @@
+"""Algorithms, one file each, told apart by advantages, token loss and aggregation only."""

@@ -1,0 +1,90 @@
+"""Log-probabilities from hidden states, without ever holding the logits of all tokens.
+
+The output layer is frozen, so the gradient of a token's log-probability with respect to its hidden
+state is (w[target] - E_p[w]) / temperature, where E_p[w] is the mean row of the output matrix under
+the predicted distribution. The forward pass computes E_p[w] while it has the logits of a chunk; the
+backward pass then needs no logits, and the entropy comes from the same vector.
+
+Shapes: M hidden states, P (hidden state, token) pairs, V vocabulary, X hidden size.
+"""
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+CHUNK_BYTES = 64 * 1024 * 1024
+"""Logits that are held at once."""
+
+
+def pair_logprobs(
+    hidden_MX: torch.Tensor,
+    weight_VX: torch.Tensor,
+    state_P: torch.Tensor,
+    target_P: torch.Tensor,
+    temperature: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the log-probability of each pair's token, and the entropy at its hidden state.
+
+    `state_P` is sorted. Entropies carry no gradient; without gradients they are zeros, not computed.
+    """
+    assert not weight_VX.requires_grad, "the output layer must be frozen"
+    logprob_P, entropy_P = _PairLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_MX, weight_VX, state_P, target_P, temperature
+    )
+    return logprob_P, entropy_P
+
+
+class _PairLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MX: torch.Tensor,
+        weight_VX: torch.Tensor,
+        state_P: torch.Tensor,
+        target_P: torch.Tensor,
+        temperature: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        wants_gradient = ctx.needs_input_grad[0]
+        num_states = hidden_MX.shape[0]
+        logprob_P = torch.empty(len(state_P), device=hidden_MX.device)
+        entropy_M = torch.zeros(num_states, device=hidden_MX.device)
+        mean_MX = torch.empty_like(hidden_MX) if wants_gradient else hidden_MX.new_empty(0)
+        chunk = max(1, CHUNK_BYTES // (4 * weight_VX.shape[0]))
+        starts = range(0, num_states, chunk)
+        edges = torch.searchsorted(
+            state_P, torch.tensor([*starts, num_states], device=state_P.device)
+        ).tolist()
+        for index, start in enumerate(starts):
+            states = slice(start, min(start + chunk, num_states))
+            pairs = slice(edges[index], edges[index + 1])
+            hidden = hidden_MX[states]
+            logits = torch.mm(hidden, weight_VX.t()).float()
+            if temperature != 1.0:
+                logits.div_(temperature)
+            norm = logits.logsumexp(-1)
+            local = state_P[pairs] - start
+            logprob_P[pairs] = logits[local, target_P[pairs]] - norm[local]
+            if wants_gradient:
+                probabilities = logits.sub_(norm[:, None]).exp_().to(weight_VX.dtype)
+                mean = torch.mm(probabilities, weight_VX)
+                mean_MX[states] = mean
+                expected_logit = (mean.float() * hidden.float()).sum(-1) / temperature
+                entropy_M[states] = norm - expected_logit
+        ctx.save_for_backward(mean_MX, weight_VX, state_P, target_P)
+        ctx.temperature = temperature
+        entropy_P = entropy_M[state_P]
+        ctx.mark_non_differentiable(entropy_P)
+        return logprob_P, entropy_P
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_P: torch.Tensor, _: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None, None, None]:
+        mean_MX, weight_VX, state_P, target_P = ctx.saved_tensors
+        scaled_P = grad_P / ctx.temperature
+        total_M = torch.zeros(len(mean_MX), device=grad_P.device).index_add_(0, state_P, scaled_P)
+        grad_MX = mean_MX * -total_M[:, None].to(mean_MX.dtype)
+        grad_MX.index_add_(0, state_P, scaled_P[:, None].to(mean_MX.dtype) * weight_VX[target_P])
+        return grad_MX, None, None, None, None

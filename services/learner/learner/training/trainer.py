@@ -1,0 +1,308 @@
+"""Runs optimiser steps over a policy.
+
+All methods run on one thread, the same for all of them, and block; the service gives them a worker
+thread. A step happens as a whole or not at all: if it is interrupted or not finite, the weights are as
+they were before.
+
+Shapes: T policy tokens of a batch, P policy tokens of a micro-batch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+import torch
+
+from learner.ports import ScoredRollout, Stopped
+from learner.training.algorithms.base import Algorithm, Batch, ScoredTokens
+from learner.training.algorithms.grpo import Grpo, GrpoSettings, grpo_batch, kl_k3
+from learner.training.algorithms.sft import Sft, sft_batch
+from learner.training.errors import NonFiniteStep
+from learner.training.logprobs import Microbatch, TokenScores, choose_scorer
+from learner.training.model import Policy
+from learner.training.rows import MaskedRow
+from learner.training.schedule import ScheduleSettings, learning_rate
+from trajectory.tree import DEFAULT_MAX_NODES
+
+Progress = Callable[[int, int], None]
+"""Takes how many rows are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """How steps are taken."""
+
+    schedule: ScheduleSettings
+    max_grad_norm: float = 1.0
+    weight_decay: float = 0.0
+    updates_per_step: int = 1
+    """Optimiser updates per batch of rollouts."""
+    temperature: float = 1.0
+    """At which rollouts are sampled; log-probabilities are taken at the same."""
+    grpo: GrpoSettings = field(default_factory=GrpoSettings)
+    measure_kl_every_steps: int = 1
+    """Where the KL has no weight in the loss it is measured every so many steps; 0 means never."""
+    max_nodes: int = DEFAULT_MAX_NODES
+    """Tokens that go through the model at once."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Memory:
+    """What the first update on a batch leaves for the next ones, and for the report."""
+
+    old_logprobs_T: torch.Tensor
+    entropy_T: torch.Tensor
+    reference_logprobs_T: torch.Tensor | None
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    clipped: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Work:
+    """One step's batch with everything that stays the same through its updates."""
+
+    batch: Batch
+    algorithm: Algorithm
+    parts: list[Microbatch]
+    weights_T: torch.Tensor
+    advantages_T: torch.Tensor
+    temperature: float
+    num_updates: int
+    rollout_ids: tuple[str, ...]
+
+
+class Trainer:
+    """A policy with its optimiser; see the module."""
+
+    def __init__(self, policy: Policy, settings: TrainerSettings) -> None:
+        """Makes a fresh optimiser for the policy.
+
+        Raises:
+            ValueError: the sampling temperature is not above 0.
+        """
+        if settings.temperature <= 0:
+            raise ValueError(
+                f"rollout.temperature: found {settings.temperature}; training needs one above 0, "
+                "since greedy choices have no probability to learn from"
+            )
+        self.policy = policy
+        self.settings = settings
+        self.step = 0
+        """Steps that are done."""
+        self.policy_version = 0
+        """Version of the weights as they are; every step makes a new one."""
+        self.optimizer = torch.optim.AdamW(
+            policy.parameters.values(),
+            lr=settings.schedule.learning_rate,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self._scorer = choose_scorer(policy.model, policy.device, settings.max_nodes)
+
+    def sft_step(
+        self,
+        rows: Sequence[MaskedRow],
+        *,
+        progress: Progress | None = None,
+        stop: Event | None = None,
+    ) -> dict[str, float]:
+        """Imitates the rows by one update, and returns figures.
+
+        Raises:
+            NonFiniteStep: loss or gradient is not finite. Stopped: `stop` was set. ValueError: a row
+                cannot be trained on.
+        """
+        work = self._work(sft_batch(rows), Sft(), temperature=1.0, num_updates=1)
+        return self._take(work, progress, stop)
+
+    def grpo_step(
+        self,
+        groups: Sequence[Sequence[ScoredRollout]],
+        *,
+        progress: Progress | None = None,
+        stop: Event | None = None,
+    ) -> dict[str, float]:
+        """Learns from the scored rollouts of some groups, and returns figures.
+
+        Where nothing carries a signal the weights stay, and the figure `updates` is 0.
+
+        Raises:
+            NonFiniteStep: loss or gradient is not finite. Stopped: `stop` was set. ValueError: a row
+                cannot be trained on.
+        """
+        settings = self.settings
+        work = self._work(
+            grpo_batch(groups, settings.grpo),
+            Grpo(settings.grpo),
+            temperature=settings.temperature,
+            num_updates=settings.updates_per_step,
+            rollout_ids=tuple(rollout.rollout_id for group in groups for rollout in group),
+        )
+        return self._take(work, progress, stop)
+
+    def _work(
+        self,
+        batch: Batch,
+        algorithm: Algorithm,
+        *,
+        temperature: float,
+        num_updates: int,
+        rollout_ids: tuple[str, ...] = (),
+    ) -> _Work:
+        def tensor(values: Any) -> torch.Tensor:
+            return torch.from_numpy(values).to(self.policy.device, torch.float32)
+
+        return _Work(
+            batch=batch,
+            algorithm=algorithm,
+            parts=self._scorer.split(batch.tokens) if batch.tokens.num_tokens else [],
+            weights_T=tensor(batch.weights_T),
+            advantages_T=tensor(batch.advantages_T),
+            temperature=temperature,
+            num_updates=num_updates,
+            rollout_ids=rollout_ids,
+        )
+
+    def _take(self, work: _Work, progress: Progress | None, stop: Event | None) -> dict[str, float]:
+        rate = learning_rate(self.settings.schedule, self.step)
+        figures = dict(work.batch.figures) | {"learning_rate": rate, "updates": 0.0}
+        if work.parts:
+            memory = self._memory(work)
+            before = self._snapshot() if work.num_updates > 1 else None
+            try:
+                for update in range(work.num_updates):
+                    self._update(work, memory, update, rate, progress, stop)
+            except (NonFiniteStep, Stopped):
+                if before is not None:
+                    self._restore(before)
+                raise
+            finally:
+                self.optimizer.zero_grad(set_to_none=True)
+            figures |= _report(work, memory)
+        self.step += 1
+        self.policy_version += 1
+        return figures
+
+    def _memory(self, work: _Work) -> _Memory:
+        def empty() -> torch.Tensor:
+            return torch.zeros(work.batch.tokens.num_tokens, device=self.policy.device)
+
+        every = self.settings.measure_kl_every_steps
+        sampled = work.batch.engine_logprobs_T is not None
+        measured = sampled and bool(every) and self.step % every == 0
+        wants_reference = work.algorithm.needs_reference or measured
+        return _Memory(
+            old_logprobs_T=empty(),
+            entropy_T=empty(),
+            reference_logprobs_T=empty() if wants_reference else None,
+        )
+
+    def _update(
+        self,
+        work: _Work,
+        memory: _Memory,
+        update: int,
+        rate: float,
+        progress: Progress | None,
+        stop: Event | None,
+    ) -> None:
+        """Takes one optimiser update over the whole batch."""
+        self.optimizer.zero_grad(set_to_none=True)
+        num_rows = len(work.batch.tokens.rows)
+        total, done = num_rows * work.num_updates, num_rows * update
+        loss = clipped = 0.0
+        for part in work.parts:
+            if stop is not None and stop.is_set():
+                raise Stopped
+            part_loss, part_clipped = self._backward(work, memory, part, first=update == 0)
+            loss += part_loss
+            clipped += part_clipped
+            done += part.num_rows
+            if progress is not None:
+                progress(done, total)
+        norm = float(
+            torch.nn.utils.clip_grad_norm_(
+                list(self.policy.parameters.values()), self.settings.max_grad_norm
+            )
+        )
+        if not _is_finite(norm):
+            raise NonFiniteStep(f"the gradient's norm is {norm}", work.rollout_ids)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        memory.losses.append(loss)
+        memory.grad_norms.append(norm)
+        memory.clipped.append(clipped / work.batch.tokens.num_tokens)
+
+    def _backward(
+        self, work: _Work, memory: _Memory, part: Microbatch, *, first: bool
+    ) -> tuple[float, float]:
+        """Adds one micro-batch to the gradient; returns its share of the loss and its clipped tokens."""
+        tokens = part.tokens_P
+        if first and memory.reference_logprobs_T is not None:
+            with self.policy.reference() as reference:
+                scored = part.score(reference, work.temperature)
+            memory.reference_logprobs_T[tokens] = scored.logprobs_P
+        scores: TokenScores = part.score(self.policy.model, work.temperature)
+        if first:
+            memory.old_logprobs_T[tokens] = scores.logprobs_P.detach()
+            memory.entropy_T[tokens] = scores.entropy_P
+        reference_T = memory.reference_logprobs_T
+        found = work.algorithm.token_loss(
+            ScoredTokens(
+                logprobs_P=scores.logprobs_P,
+                old_logprobs_P=memory.old_logprobs_T[tokens],
+                reference_logprobs_P=None if reference_T is None else reference_T[tokens],
+                advantages_P=work.advantages_T[tokens],
+            )
+        )
+        loss = (work.weights_T[tokens] * found.loss_P).sum()
+        value = float(loss.detach())
+        if not _is_finite(value):
+            raise NonFiniteStep(f"the loss is {value}", work.rollout_ids)
+        loss.backward()  # type: ignore[no-untyped-call]
+        clipped = 0.0 if found.clipped_P is None else float(found.clipped_P.sum())
+        return value, clipped
+
+    def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        weights = [parameter.detach().clone() for parameter in self.policy.parameters.values()]
+        state = self.optimizer.state_dict()
+        copied = {
+            key: {name: value.clone() for name, value in entry.items()}
+            for key, entry in state["state"].items()
+        }
+        return weights, {"state": copied, "param_groups": state["param_groups"]}
+
+    def _restore(self, before: tuple[list[torch.Tensor], dict[str, Any]]) -> None:
+        weights, state = before
+        with torch.no_grad():
+            for parameter, saved in zip(self.policy.parameters.values(), weights, strict=True):
+                parameter.copy_(saved)
+        self.optimizer.load_state_dict(state)
+
+
+def _report(work: _Work, memory: _Memory) -> dict[str, float]:
+    figures = {
+        "loss": memory.losses[0],
+        "grad_norm": memory.grad_norms[-1],
+        "entropy": float(memory.entropy_T.mean()),
+        "updates": float(len(memory.losses)),
+    }
+    old_T = memory.old_logprobs_T.double()
+    if memory.reference_logprobs_T is not None:
+        figures["kl"] = float(kl_k3(old_T, memory.reference_logprobs_T.double()).mean())
+    if work.batch.engine_logprobs_T is not None:
+        figures["clip_frac"] = sum(memory.clipped) / len(memory.clipped)
+        engine_T = torch.from_numpy(work.batch.engine_logprobs_T).to(old_T.device)
+        difference_T = (old_T - engine_T).abs()
+        figures["mismatch/mean"] = float(difference_T.mean())
+        figures["mismatch/max"] = float(difference_T.max())
+        # As the engine drew the tokens: an estimate of KL(engine || learner).
+        figures["mismatch_kl/mean"] = float(kl_k3(engine_T, old_T).mean())
+    return figures
+
+
+def _is_finite(value: float) -> bool:
+    return value - value == 0.0

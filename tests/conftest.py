@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from suite import Suite, running_suite
 
 ANSWER_CALL = (

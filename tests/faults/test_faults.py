@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from conftest import write_job
 from suite import Suite, running_suite, wait_until
 
@@ -32,8 +33,8 @@ def _steps(text: str) -> int:
 
 def finished(suite: Suite, run_id: str) -> bool:
     done = suite.hone("runs", run_id, "--json", ok=False)
-    assert "RUN_STATE_FAILED" not in done.stdout, done.stdout + suite.logs()
-    return done.returncode == 0 and "RUN_STATE_COMPLETED" in done.stdout
+    assert '"state": "failed"' not in done.stdout, done.stdout + suite.logs()
+    return done.returncode == 0 and '"state": "completed"' in done.stdout
 
 
 def assert_whole(suite: Suite, run_id: str, steps: int) -> None:
@@ -127,6 +128,6 @@ def test_ctrl_c_stops_after_the_step_and_resume_goes_on(tmp_path: Path, tiny_mod
         command.wait(60)
         run_id = suite.run_id()
         assert "--resume" in (suite.folder / "command.log").read_text()
-        assert "RUN_STATE_STOPPED" in suite.hone("runs", run_id, "--json", ok=False).stdout
+        assert '"state": "stopped"' in suite.hone("runs", run_id, "--json", ok=False).stdout
         suite.hone("train", "--resume", run_id, "--json")
         assert_whole(suite, run_id, 8)

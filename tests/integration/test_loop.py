@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conftest import write_job
 from suite import Suite
 
@@ -26,7 +27,7 @@ def test_run_completes_with_a_clean_audit(scripted_suite: Suite, trained: str) -
     audit = scripted_suite.hone("audit", trained, "--json")
     assert audit["findings"] == []
     run = scripted_suite.hone("runs", trained, "--json")
-    assert run["run"]["state"] == "RUN_STATE_COMPLETED"
+    assert run["run"]["state"] == "completed"
     assert len(run["steps"]) == 3
     assert all(step["metrics"]["rollouts/ok"] == 12.0 for step in run["steps"])
 

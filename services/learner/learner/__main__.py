@@ -2,19 +2,22 @@
 
 import random
 import time
+from functools import partial
+
+from hone.learner.v1 import learner_pb2, learner_pb2_grpc
 
 from eventbus.nats_bus import NatsBus
-from hone.learner.v1 import learner_pb2, learner_pb2_grpc
-from servicekit.serve import App, run
-
 from learner.adapters import AdapterStore
-from learner.cores import core_maker
+from learner.clients import IDEMPOTENT_METHODS, ToolCatalogue
+from learner.cores import TorchCore
 from learner.datasets import DatasetStore
 from learner.manager import RunManager
 from learner.runner import Runner
 from learner.runs import RunStore
 from learner.servicer import LearnerServicer
 from learner.settings import LearnerSettings
+from servicekit.channels import connect, resolve
+from servicekit.serve import App, run
 
 
 async def build(app: App[LearnerSettings]) -> None:
@@ -22,6 +25,8 @@ async def build(app: App[LearnerSettings]) -> None:
     settings = app.settings
     bus = await NatsBus.connect(settings.nats_url, name="learner")
     app.on_close(bus.close)
+    gateway = connect(resolve("tool_gateway", settings), idempotent_methods=IDEMPOTENT_METHODS)
+    app.on_close(gateway.close)
     store = RunStore(settings.data_dir / "runs")
     datasets = DatasetStore(settings.data_dir / "datasets")
     adapters = AdapterStore(store)
@@ -30,7 +35,8 @@ async def build(app: App[LearnerSettings]) -> None:
         store=store,
         datasets=datasets,
         adapters=adapters,
-        make_core=core_maker(settings),
+        make_core=partial(TorchCore, settings=settings),
+        tools=ToolCatalogue(gateway),
         rng=random.Random(),
     )
     manager = RunManager(store, runner.run, runner.announce_end, time.time)

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from servicekit.errors import NotFound
-
 from learner.runs import RunStore
+from servicekit.errors import NotFound
 
 CONFIG = "adapter_config.json"
 

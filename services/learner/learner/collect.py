@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from trajectory.types import Scored, Task
-
 from learner.facts import Ended, Fact, Finished, Policy, Requested, RunLog
 from learner.ledger import SlotState, StepLedger, Wanted
 from learner.plan import seed_of
 from learner.ports import Stopped
+from trajectory.types import Scored, Task
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from google.protobuf import json_format
 from hone.common.v1 import run_spec_pb2
 from hone.learner.v1 import learner_pb2
-from trajectory.convert import time_to_proto
 
 from learner.hub import Progress
 from learner.runs import Run, RunState, Step
+from trajectory.convert import time_to_proto
 
 STATES = {
     RunState.QUEUED: learner_pb2.RUN_STATE_QUEUED,

@@ -5,12 +5,11 @@ import re
 from pathlib import Path
 from typing import Literal
 
+from learner.runs import write_atomically
 from runspec.problems import RowErrors
 from runspec.rows import SftRow, parse_sft_rows, parse_tasks
 from servicekit.errors import InvalidArgument, NotFound
 from trajectory.types import Task
-
-from learner.runs import write_atomically
 
 Kind = Literal["tasks", "sft"]
 

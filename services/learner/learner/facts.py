@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from trajectory.types import Outcome, RolloutRecord, Slot, Task
-
 from learner.ledger import Wanted
+from trajectory.types import Outcome, RolloutRecord, Slot, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

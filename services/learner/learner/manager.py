@@ -9,11 +9,10 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, NotFound
-
 from learner.hub import Progress, RunHub
 from learner.ports import Stopped
 from learner.runs import Run, RunState, RunStore, Step, ended
+from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, NotFound
 
 log = logging.getLogger(__name__)
 

@@ -10,22 +10,22 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from eventbus.blobs import Blobs
-from eventbus.bus import EventBus, LoggedEvent
-from eventbus.envelope import new_envelope
 from google.protobuf.message import Message
 from hone.common.v1 import blob_pb2, identity_pb2, outcome_pb2, run_spec_pb2
 from hone.events.v1 import events_pb2
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
+
+from eventbus.blobs import Blobs
+from eventbus.bus import EventBus, LoggedEvent
+from eventbus.envelope import new_envelope
+from learner.facts import Ended, Fact, Finished, Policy, Requested
+from learner.ledger import Wanted
 from servicekit import attributes
 from servicekit.identity import new_rollout_id, rollout_scope
 from trajectory import convert
 from trajectory.types import Attribution, Failure, FailureKind, Outcome, Slot, Task
-
-from learner.facts import Ended, Fact, Finished, Policy, Requested
-from learner.ledger import Wanted
 
 log = logging.getLogger(__name__)
 

@@ -3,17 +3,14 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from eventbus.bus import EventBus
 from google.protobuf import json_format
 from hone.common.v1 import run_spec_pb2
-from runspec.convert import run_spec_from_proto
-from runspec.rows import SftRow
-from runspec.schema import RunSpec
-from servicekit.errors import FailedPrecondition
 
+from eventbus.bus import EventBus
 from learner.adapters import AdapterStore
 from learner.datasets import DatasetStore
 from learner.jobs.context import JobContext
@@ -24,9 +21,34 @@ from learner.manager import RunReporter
 from learner.ports import TrainingCore
 from learner.runlog import BusRunLog
 from learner.runs import Run, RunStore
+from runspec.convert import run_spec_from_proto
+from runspec.rows import SftRow
+from runspec.schema import RunSpec
+from servicekit.errors import FailedPrecondition
+from trajectory.types import ToolDefinition
 
-MakeCore = Callable[[RunSpec, Path, Path | None, list[SftRow]], TrainingCore]
-"""Makes the training core of a run: spec, run folder, starting adapter, supervised rows."""
+
+class Tools(Protocol):
+    """Where the descriptions of tools come from."""
+
+    async def definitions(self, names: Sequence[str]) -> Mapping[str, ToolDefinition]:
+        """Returns the named tools."""
+        ...
+
+
+class MakeCore(Protocol):
+    """Makes the training core of a run."""
+
+    def __call__(
+        self,
+        spec: RunSpec,
+        folder: Path,
+        adapter: Path | None,
+        rows: Sequence[SftRow],
+        tools: Mapping[str, ToolDefinition],
+    ) -> TrainingCore:
+        """Takes the spec, the run's folder, the starting adapter, supervised rows and their tools."""
+        ...
 
 
 class Runner:
@@ -40,6 +62,7 @@ class Runner:
         datasets: DatasetStore,
         adapters: AdapterStore,
         make_core: MakeCore,
+        tools: Tools,
         rng: random.Random,
     ) -> None:
         """Works for one learner."""
@@ -48,6 +71,7 @@ class Runner:
         self._datasets = datasets
         self._adapters = adapters
         self._make_core = make_core
+        self._tools = tools
         self._rng = rng
 
     async def run(self, run: Run, reporter: RunReporter, stop: asyncio.Event) -> dict[str, float]:
@@ -73,7 +97,8 @@ class Runner:
         spec = context.spec
         sft = spec.algorithm == "sft"
         rows = self._datasets.sft_rows(spec.data.train) if sft else []
-        core = self._make_core(spec, context.folder, adapter, rows)
+        tools = await self._tools.definitions(spec.rollout.tools if sft else ())
+        core = self._make_core(spec, context.folder, adapter, rows, tools)
         watch = asyncio.create_task(_interrupt_on(context.stop, core))
         try:
             if sft:

@@ -6,18 +6,18 @@ from typing import Any
 from google.protobuf import json_format
 from hone.learner.v1 import learner_pb2 as pb
 from hone.learner.v1 import learner_pb2_grpc
-from runspec.convert import run_spec_from_proto
-from runspec.problems import SpecError
-from runspec.schema import RunSpec
-from servicekit.errors import InvalidArgument, OutOfRange
 
 from learner.adapters import AdapterStore
 from learner.convert import progress_to_proto, run_to_proto, step_to_proto
-from learner.datasets import DatasetStore
+from learner.datasets import DatasetStore, Kind
 from learner.hub import Progress
 from learner.manager import RunManager
 from learner.runner import check_supported
 from learner.runs import Run, RunStore, Step
+from runspec.convert import run_spec_from_proto
+from runspec.problems import SpecError
+from runspec.schema import RunSpec
+from servicekit.errors import InvalidArgument, OutOfRange
 
 DEFAULT_PAGE, MAX_PAGE = 50, 500
 
@@ -58,7 +58,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
                 "kind: the first message must say what the set holds",
                 violations={"kind": "is required"},
             )
-        name = "tasks" if kind == pb.DATASET_KIND_TASKS else "sft"
+        name: Kind = "tasks" if kind == pb.DATASET_KIND_TASKS else "sft"
         dataset_id, count = self._datasets.store(name, bytes(content))
         return pb.UploadDatasetResponse(dataset_id=dataset_id, row_count=count)
 

@@ -4,9 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from trajectory.types import Masked, RolloutRecord, Scored
-
 from learner.ledger import StepLedger
+from trajectory.types import Masked, RolloutRecord, Scored
 
 
 def rollout_metrics(ledger: StepLedger) -> dict[str, float]:

@@ -159,6 +159,13 @@ class _Common:
     otlp: str
     page_port: int
 
+    def _python(self, name: str) -> str:
+        """The interpreter of a service: vLLM may live in an environment beside this one (make setup-vllm)."""
+        beside = Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
+        if name == "rollout" and self.options.engine == "vllm" and beside.exists():
+            return str(beside)
+        return sys.executable
+
     def service(self, process: str, address: str) -> ProcessSpec:
         name = _service_of(process)
         data = self.layout.data(process)
@@ -185,11 +192,13 @@ class _Common:
         if name == "rollout" and self.options.engine is not None:
             settings["ENGINE"] = self.options.engine
         environment = {f"HONE_{name.upper()}_{key}": value for key, value in settings.items()}
+        # Waiting threads of torch sleep instead of spinning, because learner and engine share the cores.
+        environment["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")
         drain = float(os.environ.get(f"HONE_{name.upper()}_DRAIN_SECONDS", "10"))
         return ProcessSpec(
             name=process,
             # -P: a file rollout.py in the user's folder must not pass for the service.
-            argv=(sys.executable, "-P", "-m", name),
+            argv=(self._python(name), "-P", "-m", name),
             log_path=self.layout.log(process),
             environment={**environment, SUITE_VARIABLE: self.suite_id, "PYTHONUNBUFFERED": "1"},
             working_folder=self.options.folder,

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from runspec.schema import RunSpec
-from trajectory.types import Task
-
 from learner.collect import Collector, Limits, Progress
 from learner.facts import RunLog
 from learner.ledger import RetryBudget
 from learner.ports import Stopped
+from runspec.schema import RunSpec
+from trajectory.types import Task
 
 
 class Reporter(Protocol):

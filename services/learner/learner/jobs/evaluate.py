@@ -4,14 +4,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from trajectory.types import Phase, Task
-
 from learner.facts import Policy
 from learner.jobs.context import JobContext
 from learner.ledger import StepLedger
 from learner.plan import slots_of_step
 from learner.runs import write_atomically
 from learner.statistics import rollout_metrics
+from trajectory.types import Phase, Task
 
 
 async def evaluate(

@@ -15,8 +15,6 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span
-from servicekit import attributes
-from trajectory.types import Phase, Scored, Task
 
 from learner.facts import Policy
 from learner.jobs.context import JobContext
@@ -25,6 +23,8 @@ from learner.ledger import Attempt, StepLedger
 from learner.plan import slots_of_step, tasks_of_step
 from learner.ports import Restored, ScoredRollout, TrainingCore
 from learner.statistics import rollout_metrics
+from servicekit import attributes
+from trajectory.types import Phase, Scored, Task
 
 
 @dataclass(slots=True, kw_only=True)

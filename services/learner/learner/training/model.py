@@ -171,7 +171,7 @@ def _load_base(settings: PolicySettings, device: torch.device) -> Any:
             f"model.dtype: found {settings.dtype!r}; {' or '.join(DTYPES)} is right"
         )
     register_tree_attention()
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     options: dict[str, Any] = {"dtype": DTYPES[settings.dtype], "local_files_only": True}
     try:
         config = transformers.AutoConfig.from_pretrained(

@@ -8,7 +8,7 @@ import torch
 
 from learner.ports import ScoredRollout
 from learner.training.attention import tree_layout
-from learner.training.logprobs import PlainScorer, Scorer, TreeScorer, choose_scorer
+from learner.training.logprobs import PlainScorer, Scorer, TreeMicrobatch, TreeScorer, choose_scorer
 from learner.training.model import Policy
 from learner.training.rows import PolicyTokens, policy_tokens
 from trajectory.tree import build_tree
@@ -91,7 +91,7 @@ def test_rows_beyond_the_stored_keys_take_the_recomputing_attention(
     make_policy: MakePolicy, make_groups: MakeGroups
 ) -> None:
     policy = make_policy()
-    tokens = _tokens(make_groups(2, num_groups=1, length=1400))
+    tokens = _tokens(make_groups(2, num_groups=1, group_size=1, length=1400))
     assert max(len(row) for row in tokens.rows) > 1100
     plain = _run(policy, PlainScorer(CPU, 8192), tokens, 1.0)
     tree = _run(policy, TreeScorer(CPU, 8192), tokens, 1.0)
@@ -101,11 +101,12 @@ def test_rows_beyond_the_stored_keys_take_the_recomputing_attention(
 
 def test_a_node_is_computed_once_however_many_rows_share_it(make_groups: MakeGroups) -> None:
     (group,) = make_groups(1, num_groups=1, group_size=1)
-    tokens = _tokens([group * 5])
-    (part,) = TreeScorer(CPU).split(tokens)
-    longest = max(int(p) for p in tokens.position_T)
-    assert len(part.token_ids_N) == longest  # type: ignore[attr-defined]
-    assert len(part.nodes_M) == tokens.num_tokens // 5  # type: ignore[attr-defined]
+    once, five = (TreeScorer(CPU).split(_tokens([group * n]))[0] for n in (1, 5))
+    assert isinstance(once, TreeMicrobatch)
+    assert isinstance(five, TreeMicrobatch)
+    assert torch.equal(five.token_ids_N, once.token_ids_N)
+    assert torch.equal(five.nodes_M, once.nodes_M)
+    assert len(five.tokens_P) == 5 * len(once.tokens_P)
 
 
 def test_every_node_has_one_place_in_the_layout(make_groups: MakeGroups) -> None:

@@ -4,12 +4,9 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from eventbus.nats_bus import NatsBus
 from hone.grader.v1 import grader_pb2, grader_pb2_grpc
-from servicekit.channels import connect, resolve
-from servicekit.serve import App, run
-from servicekit.tokens import TokenMinter
 
+from eventbus.nats_bus import NatsBus
 from grader.answer.symbolic import SymbolicProcess
 from grader.clients import NoLeases, SandboxLeases
 from grader.consumer import FinishedConsumer, Tries
@@ -19,6 +16,9 @@ from grader.kinds.base import Instruments
 from grader.servicer import GraderServicer
 from grader.settings import GraderSettings
 from grader.store import JudgedStore
+from servicekit.channels import connect, resolve
+from servicekit.serve import App, run
+from servicekit.tokens import TokenMinter
 
 
 async def build(app: App[GraderSettings]) -> None:

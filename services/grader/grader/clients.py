@@ -8,6 +8,7 @@ from typing import Protocol
 
 import grpc
 from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
+
 from servicekit.attributes import TOKEN_METADATA_KEY
 from servicekit.errors import HoneError
 from trajectory.convert import duration_to_proto

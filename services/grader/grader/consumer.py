@@ -11,21 +11,21 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from eventbus.bus import Delivery, EventBus
-from eventbus.envelope import new_envelope
-from eventbus.errors import RetryLater
 from hone.events.v1 import events_pb2
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
-from servicekit import attributes
-from servicekit.errors import HoneError
-from trajectory.types import Masked, Scored
 
+from eventbus.bus import Delivery, EventBus
+from eventbus.envelope import new_envelope
+from eventbus.errors import RetryLater
 from grader.convert import record_from_proto, verdict_to_event
 from grader.desk import GradingDesk, Verdict
 from grader.grading import failure_of
 from grader.sample import GradingFaultError
 from grader.store import Judged, JudgedStore
+from servicekit import attributes
+from servicekit.errors import HoneError
+from trajectory.types import Masked, Scored
 
 _LOG = logging.getLogger("hone.grader")
 CONSUMER = "grader"

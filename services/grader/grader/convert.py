@@ -2,6 +2,8 @@
 
 from hone.events.v1 import events_pb2
 from hone.grader.v1 import grader_pb2
+
+from grader.desk import Verdict
 from servicekit.errors import InvalidArgument
 from trajectory.convert import (
     failure_to_proto,
@@ -10,8 +12,6 @@ from trajectory.convert import (
     scored_to_proto,
 )
 from trajectory.types import Failure, Masked, RolloutRecord, Scored
-
-from grader.desk import Verdict
 
 
 def record_from_proto(message: events_pb2.RolloutRecord) -> RolloutRecord:

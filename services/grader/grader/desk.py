@@ -7,13 +7,12 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from servicekit.errors import InvalidArgument
-from trajectory.types import Outcome, RolloutRecord
-
 from grader.definition import Definition, Definitions
 from grader.grading import failure_of, grade
 from grader.kinds.base import Instruments
 from grader.sample import GradingFaultError
+from servicekit.errors import InvalidArgument
+from trajectory.types import Outcome, RolloutRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

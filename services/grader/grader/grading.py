@@ -2,6 +2,9 @@
 
 import math
 
+from grader.definition import Component, Definition
+from grader.kinds.base import Instruments
+from grader.sample import Graded, GradingFaultError, Sample, sample_of
 from trajectory.types import (
     Attribution,
     Failure,
@@ -12,10 +15,6 @@ from trajectory.types import (
     RolloutRecord,
     Scored,
 )
-
-from grader.definition import Component, Definition
-from grader.kinds.base import Instruments
-from grader.sample import Graded, GradingFaultError, Sample, sample_of
 
 
 def grade(

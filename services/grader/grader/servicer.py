@@ -5,11 +5,11 @@ from typing import Any
 
 import grpc
 from hone.grader.v1 import grader_pb2, grader_pb2_grpc
-from servicekit.errors import Unavailable
 
 from grader.convert import record_from_proto, verdict_to_proto
 from grader.desk import GradingDesk
 from grader.sample import GradingFaultError
+from servicekit.errors import Unavailable
 
 
 class GraderServicer(grader_pb2_grpc.GraderServiceServicer):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
+
 from grader.answer.symbolic import SymbolicProcess
 from grader.definition import Definitions
 from grader.desk import GradingDesk

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from grader.answer.judge import AnswerJudgement, judge_answer
 from grader.answer.symbolic import SymbolicProcess
 from trajectory.types import OutcomeKind

@@ -1,9 +1,13 @@
 """Hostile responses: an answer or a typed result in bounded time, with no formula checker left running wild."""
 
+import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
+
 from grader.answer.judge import AnswerJudgement, ReferenceUnreadableError, judge_answer
 from grader.answer.symbolic import SymbolicProcess, SymbolicVerdict
 from trajectory.types import OutcomeKind
@@ -29,10 +33,17 @@ HOSTILE = {
 }
 
 
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[SymbolicProcess]:
+    process = SymbolicProcess(timeout_seconds=0.5)
+    yield process
+    process.close()
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_response_is_judged_in_time(name: str, symbolic: SymbolicProcess) -> None:
+def test_hostile_response_is_judged_in_time(name: str, impatient: SymbolicProcess) -> None:
     begun = time.monotonic()
-    found = judge_answer(HOSTILE[name], "72", symbolic)
+    found = judge_answer(HOSTILE[name], "72", impatient)
     assert not found.correct
     assert time.monotonic() - begun < 5
 
@@ -72,3 +83,15 @@ def test_plain_numbers_never_start_the_checker() -> None:
 def test_blank_reference_is_an_error_that_shows_it(symbolic: SymbolicProcess) -> None:
     with pytest.raises(ReferenceUnreadableError, match="1 to 2000 characters"):
         judge_answer("Final Answer: 1", "  ", symbolic)
+
+
+def test_checker_that_was_killed_is_replaced() -> None:
+    process = SymbolicProcess()
+    try:
+        assert process.compare("value", "\\sqrt{4}", "2") is SymbolicVerdict.EQUAL
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.compare("value", "\\sqrt{9}", "3") is SymbolicVerdict.EQUAL
+    finally:
+        process.close()
+    assert process.pid is None

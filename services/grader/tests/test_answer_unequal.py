@@ -138,7 +138,7 @@ def test_unequal_numbers_are_never_accepted(symbolic: SymbolicProcess) -> None:
 def test_equal_numbers_are_accepted_in_every_form(symbolic: SymbolicProcess) -> None:
     rng = random.Random(11)
     refused = []
-    for _ in range(2_000):
+    for _ in range(500):
         gold = _number(rng)
         for form in FORMS:
             response = rng.choice(MARKERS).format(form(gold))

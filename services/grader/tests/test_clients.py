@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from grader.clients import SandboxLeases
 from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
+
+from grader.clients import SandboxLeases
 from servicekit.channels import connect
 from servicekit.errors import Unavailable
 from servicekit.testing import running_server

@@ -6,6 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from hone.common.v1 import blob_pb2, identity_pb2, outcome_pb2
+from hone.events.v1 import events_pb2
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
 from eventbus.bus import Delivery
 from eventbus.envelope import new_envelope
 from eventbus.memory_bus import MemoryBus
@@ -14,13 +22,6 @@ from grader.consumer import FinishedConsumer, Tries
 from grader.desk import GradingDesk, Verdict
 from grader.sample import GradingFaultError
 from grader.store import JudgedStore
-from hone.common.v1 import blob_pb2, identity_pb2, outcome_pb2
-from hone.events.v1 import events_pb2
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from servicekit.errors import ResourceExhausted
 from trajectory.convert import rollout_record_to_proto
 from trajectory.types import RolloutRecord

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from grader.definition import Definitions
 from servicekit.errors import InvalidArgument
 

@@ -2,6 +2,7 @@ import json
 from collections.abc import Callable
 
 import pytest
+
 from grader.desk import GradingDesk
 from trajectory.types import (
     Attribution,

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from grader.desk import GradingDesk
-from grader.servicer import GraderServicer
 from hone.common.v1 import outcome_pb2
 from hone.grader.v1 import grader_pb2, grader_pb2_grpc
+
+from grader.desk import GradingDesk
+from grader.servicer import GraderServicer
 from servicekit.channels import connect
 from servicekit.errors import InvalidArgument
 from servicekit.testing import running_server

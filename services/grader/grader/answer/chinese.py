@@ -19,6 +19,7 @@ _NEGATIVE = ("\u8d1f", "\u8ca0")
 _POINT = "\u70b9"
 _PERCENT = "\u767e\u5206\u4e4b"
 _OVER = "\u5206\u4e4b"
+_AND_A_PART = "\u53c8"
 _HALF = "\u534a"
 _NUMERAL = "".join({*_DIGITS, *_TENS, *_MYRIADS})
 _PREFIX = re.compile(f"[{_NUMERAL}{_POINT}]+")
@@ -66,6 +67,11 @@ def read_chinese(text: str) -> ChineseNumber | None:
         return None
     if percent:
         value /= 100
+    elif rest.startswith(_AND_A_PART):
+        part = read_chinese(rest[len(_AND_A_PART) :])
+        if part is None or not 0 < part.value < 1:
+            return None
+        value, rest = value + part.value, part.rest
     return ChineseNumber(value=-value if negative else value, percent=percent, rest=rest)
 
 

@@ -32,8 +32,12 @@ LONG_DECIMALS = 10
 """A decimal written with at least this many places may be the rounding of a fraction."""
 _PUNCTUATION = re.compile(r"[\s.,;:!?\"'`*_$()-]+")
 _ARTICLE = re.compile(r"^(?:an?|the) ")
-_CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?\(?([A-Za-z])\)?")
-_CHOICE_LED = re.compile(r"\(?([A-Za-z])(?:\)|[.:,](?=\s))[.:,]?\s+\S.*")
+_CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?\(?([A-Za-z])\)?", re.IGNORECASE)
+_CHOICE_LED = re.compile(
+    r"(?:(?:option|choice|answer)\s+)?\(?([A-Za-z])(?:\)|[.:,](?=\s)|\s+-(?=\s))[.:,]?\s+"
+    r"(?!\(?[A-Za-z]\)?(?:$|[\s,.;/)]))(?!(?:and|or)\b)\S.*",
+    re.IGNORECASE,
+)
 
 
 class Equality(StrEnum):
@@ -68,6 +72,8 @@ def compare(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
         return _ask(symbolic, "equation", _sides(gold), _sides(stated))
     if isinstance(gold, Interval | Ordered | Union | Many):
         return _compare_collection(gold, stated, symbolic)
+    if isinstance(stated, Ordered) and len(stated.items) == 1:
+        return compare(gold, stated.items[0], symbolic)
     if isinstance(stated, Many):
         return Equality.UNREADABLE if _is_compound(stated) else Equality.HEDGED
     if isinstance(gold, Expression) or isinstance(stated, Expression):

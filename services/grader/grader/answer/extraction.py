@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grader.answer.normalize import unify_characters
-from grader.answer.spans import clip_span, is_blank, tail_after
+from grader.answer.normalize import normalize, unify_characters
+from grader.answer.numerals import read_number
+from grader.answer.spans import clip_span, is_blank, tail_after, unwrap_mathematics
 
 MAX_RESPONSE = 200_000
 """Of a longer response the end is read."""
@@ -25,10 +26,10 @@ _QUESTION = re.compile(
 _THINK_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 _THINK_START = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
 _STATED = re.compile(
-    r"(?P<final>\bfinal\s+(?:answer|result)[*_`]*\s*(?:is|was|equals)?[*_`]*\s*"
+    r"(?P<final>\bfinal[\s_]+(?:answer|result)[*_`]*\s*(?:is|was|equals)?[*_`]*\s*"
     r"(?:[:=\uff1a]|-(?=\s)|(?<=is)|(?<=was)|(?<=equals)|(?=[$\\*]?\d))[*_`]*)"
     r"|(?P<hash>#{4}(?!#))"
-    r"|(?P<chinese>(?:\u6700\u7ec8|\u6700\u540e|\u6b63\u786e)?(?:\u7b54\u6848|\u7b54)"
+    r"|(?P<chinese>\u6545\u9009[:\uff1a]?|(?:\u6700\u7ec8|\u6700\u540e|\u6b63\u786e)?(?:\u7b54\u6848|\u7b54)"
     r"(?:\u662f|\u4e3a|\u70ba|[*_`]*\s*[:\uff1a])[*_`]*\s*[:\uff1a]?)"
     r"|(?P<answer>\b(?:answer|solution|(?:correct|right)\s+(?:option|choice))[*_`]*\s*"
     r"(?:to\s+[^.:\n]{1,60}\s+)?(?:is(?!\w)|was(?!\w)|equals|would\s+be|should\s+be|[:=\uff1a])[*_`]*\s*[:\uff1a]?)",
@@ -36,7 +37,10 @@ _STATED = re.compile(
 )
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\b\s*")
 _TAG = re.compile(r"<(answer|final_answer|final)>(.*?)(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL)
-_JSON_FIELD = re.compile(r'"(?:final_answer|finalAnswer|final answer|answer|result)"\s*:\s*')
+_JSON_FIELD = re.compile(
+    r"""(["'])(?:final_answer|finalAnswer|final answer|answer|result)\1\s*:\s*"""
+)
+_QUOTED = re.compile(r"'([^'\n]*)'")
 _NOT_AN_ANSWER = re.compile(
     r"(?:not|correct|right|wrong|incorrect|clear|obvious|reasonable|confirmed|verified|unknown|that"
     r"|as follows|below|above|given|whatever|in|therefore|thus)\b",
@@ -134,7 +138,7 @@ def _statements(text: str) -> Iterator[Statement]:
             line = tail_after(inner, 0) if "\n" in inner and len(inner) > 200 else inner
             span = line if is_blank(line) else clip_span(line)
             yield Statement(text=span, line=line, source="tag", position=match.start(2))
-    if '"' in text:
+    if "{" in text:
         yield from _json_fields(text)
     matches = list(_STATED.finditer(text))[-MAX_STATEMENTS:]
     for index, match in enumerate(matches):
@@ -180,6 +184,9 @@ def _json_fields(text: str) -> Iterator[Statement]:
     decoder = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=str)
     for match in list(_JSON_FIELD.finditer(text))[-MAX_STATEMENTS:]:
         window = text[match.end() : match.end() + 4000]
+        quoted = _QUOTED.match(window)
+        if quoted:
+            window = json.dumps(quoted.group(1))
         try:
             value, _ = decoder.raw_decode(window)
         except (ValueError, RecursionError):
@@ -228,7 +235,8 @@ def _unmarked(text: str) -> Statement | None:
     if not whole or _REFUSAL.search(whole):
         return None
     if "\n" not in whole and _is_answer_alone(whole):
-        return Statement(text=whole, line=whole, source="whole", position=0)
+        text = unwrap_mathematics(whole.removesuffix("."))
+        return Statement(text=text, line=whole, source="whole", position=0)
     position = len(whole)
     sentences = [s for s in _SENTENCE.split(unify_characters(whole[-4000:])) if s and s.strip()]
     for index, sentence in enumerate(reversed(sentences)):
@@ -264,5 +272,7 @@ def _is_answer_alone(text: str) -> bool:
         return bool(math) or len(text.split()) == 1 or text[1:2] in ".):" or text[2:3] in ".):"
     words = text.split()
     if len(words) <= 3:
+        if any(c.isdigit() for c in text):
+            return read_number(normalize(text)) is not None
         return "=" not in text
     return bool(re.match(r"\$[^$]+\$\s+\w+$", text))

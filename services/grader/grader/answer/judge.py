@@ -8,14 +8,13 @@ masked, kind extraction, and has no vote.
 import re
 from dataclasses import dataclass
 
-from trajectory.types import OutcomeKind
-
 from grader.answer.compare import Equality, choice_of, compare, plain_text
 from grader.answer.extraction import Statement, extract
 from grader.answer.normalize import normalize
 from grader.answer.reading import MAX_SPAN, read
 from grader.answer.symbolic import Symbolic
 from grader.answer.values import Expression, Many, Number, Ordered, Text, Value
+from trajectory.types import OutcomeKind
 
 _NUMBERS = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 _HEDGE = re.compile(

@@ -70,6 +70,7 @@ _TEXT_COMMAND = re.compile(
 )
 _SQRT_CALL = re.compile(r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)|\u221a\s*\(([^()]*)\)")
 _SQRT_SIGN = re.compile(r"\u221a\s*(\d+|[a-zA-Z])")
+_GOES_ON = re.compile(r"(\d*\.\d*?)(\d)\2{2,}(?:\.\.\.|\\ldots|\\dots)")
 _SPACES = re.compile(r"\s+")
 _ENDS = " \t\r\n.,;!?\"'`"
 
@@ -103,6 +104,7 @@ def _plain_character(character: str) -> str:
 def normalize(span: str) -> str:
     """Return a span in the one plain notation that `reading` understands."""
     text = unify_characters(span).replace("{,}", ",")
+    text = _GOES_ON.sub(r"\1\\overline{\2}", text)
     if "\\" in text:
         text = _resolve_latex(text)
     text = _resolve_dollars(text)

@@ -203,14 +203,14 @@ def _read_power(text: str) -> _Body | None:
 
 
 def _read_decimal(text: str) -> _Body | None:
-    match = _DOTTED_THOUSANDS.match(text)
-    if match:
-        return _Body(value=Fraction(match.group().replace(".", "")), end=match.end(), plain=True)
     match = _DECIMAL_COMMA.match(text)
     if match:
         whole, decimals = match.group(1).replace(".", ""), match.group(2)
         value = Fraction(f"{whole}.{decimals}")
         return _Body(value=value, end=match.end(), decimals=len(decimals), plain=True)
+    match = _DOTTED_THOUSANDS.match(text)
+    if match:
+        return _Body(value=Fraction(match.group().replace(".", "")), end=match.end(), plain=True)
     match = _NUMBER.match(text)
     if not match:
         return None

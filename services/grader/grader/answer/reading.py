@@ -28,9 +28,10 @@ from grader.answer.values import (
 
 _RATIO = re.compile(r"(\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?)+)\s*([aApP]\.?[mM]\.?)?")
 _RANGE = re.compile(
-    r"(?:(from|between)\s+)?([$\u00a4\u20ac\u00a3]?\s*[\d.,]+)\s*(-|to|and)\s*([$\u00a4\u20ac\u00a3]?\s*[\d.,]+.*)",
+    r"(?:(from|between)\s+)?([$\u00a4\u20ac\u00a3]?\s*[\d.,]+)\s*(-|~|to|and)\s*([$\u00a4\u20ac\u00a3]?\s*[\d.,]+.*)",
     re.IGNORECASE,
 )
+_WORD_RANGE = re.compile(r"(?:(from|between)\s+)?([a-z-]+)\s+(to|and)\s+([a-z -]+)", re.IGNORECASE)
 _ARITHMETIC = re.compile(r"[\d\s.()*/+^-]*\d[\d\s.()]*[-+*/][\d\s.()*/+^-]*")
 _TIMES = re.compile(r"(?<=[\d)])\s*[xX]\s*(?=[\d(])")
 _MATRIX = re.compile(r"\\begin\{([bpvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}")
@@ -44,6 +45,8 @@ _OPERATORS = re.compile(
     r"|^-\s*[a-zA-Z]$|\b[a-zA-Z] - (?:[a-zA-Z]|\d)\b|\b\d+ - [a-zA-Z]\b|\b[a-z]-\d"
 )
 _BASE_NUMERAL = re.compile(r"(\d+)_\{?(\d+)\}?")
+_EMPTY_SET = frozenset(("\\emptyset", "\\varnothing", "\u2205", "empty set"))
+_REALS = frozenset(("\\mathbb{R}", "\\mathbb R", "\\R", "R", "all real numbers", "all reals"))
 _NOTHING = frozenset(("n/a", "na", "nan", "none", "null", "nil"))
 _BRACKETS = {"(": ")]", "[": ")]"}
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -70,6 +73,10 @@ def read(text: str, *, listed: bool = False, depth: int = 0) -> Value | None:
     if base or text.lower() in _NOTHING:
         # A numeral in another base is its digits and base; it equals no plain number.
         return Text(text=f"{base.group(1)} base {base.group(2)}" if base else text)
+    if text in _EMPTY_SET:
+        return Many(items=())
+    if text in _REALS and len(text) > 1:
+        return Interval(low=None, high=None, low_closed=False, high_closed=False)
     for reader in (_read_ratio, _read_range, _read_arithmetic):
         simple = reader(text)
         if simple is not None:
@@ -105,11 +112,11 @@ def _read_ratio(text: str) -> Value | None:
 
 
 def _read_range(text: str) -> Value | None:
-    match = _RANGE.fullmatch(text)
+    match = _RANGE.fullmatch(text) or _WORD_RANGE.fullmatch(text)
     if not match:
         return None
     lead, separator = (match.group(1) or "").lower(), match.group(3).lower()
-    if (separator == "and") != (lead == "between") and separator != "-":
+    if (separator == "and") != (lead == "between") and separator not in "-~":
         return None
     low, high = read_number(match.group(2)), read_number(match.group(4))
     if low is None or high is None or low.value >= high.value:

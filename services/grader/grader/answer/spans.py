@@ -62,12 +62,19 @@ def clip_span(line: str) -> str:
     worked = _WORKED.fullmatch(span)
     if worked:
         span = worked.group(1)
-    span = span.strip().removesuffix(".").strip()
-    if span.count("$") in (2, 4) and _MATHS.fullmatch(span):
-        span = span.strip("$").strip()
+    span = span.strip()
+    span = span if span.endswith("...") else span.removesuffix(".").strip()
+    span = unwrap_mathematics(span)
     while len(span) > 1 and span[0] in "*`_" and span[-1] in "*`_":
         span = span[1:-1].strip()
     return span.strip("*`").strip()
+
+
+def unwrap_mathematics(span: str) -> str:
+    """Return a span without the dollars that delimit it as a whole."""
+    if span.count("$") in (2, 4) and _MATHS.fullmatch(span):
+        return span.strip("$").strip()
+    return span
 
 
 def _clip_clauses(span: str) -> str:

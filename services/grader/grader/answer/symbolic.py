@@ -77,33 +77,43 @@ class SymbolicProcess:
                 self._verdicts.popitem(last=False)
             return verdict
 
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child, None while there is none."""
+        return None if self._child is None else self._child.pid
+
     def close(self) -> None:
         """End the child process, if there is one."""
         with self._lock:
             self._stop()
 
     def _ask(self, kind: str, left: str, right: str) -> SymbolicVerdict:
+        question = {"kind": kind, "left": left, "right": right, "seconds": self._timeout_seconds}
+        answer = self._exchange(json.dumps(question).encode() + b"\n")
+        if answer == b"":
+            # The child was dead or died; a formula that kills it does so again.
+            answer = self._exchange(json.dumps(question).encode() + b"\n")
+        if answer is None:
+            return SymbolicVerdict.TIMEOUT
+        return SymbolicVerdict(json.loads(answer)["verdict"]) if answer else SymbolicVerdict.UNSURE
+
+    def _exchange(self, question: bytes) -> bytes | None:
+        """Return the child's answer; empty if it died, None if the time was over."""
         limit = self._timeout_seconds
-        if self._child is None or self._child.poll() is not None:
-            self._stop()
+        if self._child is None:
             self._child = _start()
             limit += self._start_timeout_seconds
         child = self._child
         assert child.stdin is not None and child.stdout is not None
-        question = json.dumps({"kind": kind, "left": left, "right": right})
         try:
-            child.stdin.write(question.encode() + b"\n")
+            child.stdin.write(question)
             child.stdin.flush()
             answer = _read_line(child.stdout, limit)
         except BrokenPipeError:
             answer = b""
-        if answer is None:
-            self._stop()
-            return SymbolicVerdict.TIMEOUT
         if not answer:
             self._stop()
-            return SymbolicVerdict.UNSURE
-        return SymbolicVerdict(json.loads(answer)["verdict"])
+        return answer
 
     def _stop(self) -> None:
         child, self._child = self._child, None

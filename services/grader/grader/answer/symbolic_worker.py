@@ -1,8 +1,9 @@
 """A child process that compares two pieces of mathematics with math-verify and sympy.
 
-Run as `python -m grader.answer.symbolic_worker`. It reads one JSON object per line, {"kind", "left", "right"}, and
-answers one, {"verdict": "equal" | "different" | "left_unreadable" | "right_unreadable" | "unsure"}. It has no time
-limit of its own: whoever started it kills it. Only this file imports sympy and math-verify.
+Run as `python -m grader.answer.symbolic_worker`. It reads one JSON object per line, {"kind", "left", "right",
+"seconds"}, and answers one, {"verdict": "equal" | "different" | "left_unreadable" | "right_unreadable" | "unsure"}.
+Whoever started it kills it when its time is over; only an orphan ends itself. Only this file imports sympy and
+math-verify.
 """
 
 import json
@@ -10,6 +11,7 @@ import logging
 import random
 import re
 import resource
+import signal
 import sys
 from typing import Any
 
@@ -18,6 +20,8 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 MEMORY_BYTES = 2 << 30
 """Address space that one comparison may use."""
+GRACE_SECONDS = 5.0
+"""Beyond twice the asker's limit, before an orphan ends itself."""
 DIGITS = 40
 """Digits of the numerical comparison."""
 TOLERANCE = sympy.Float("1e-25")
@@ -33,12 +37,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for line in sys.stdin:
         request = json.loads(line)
+        # Ends this process by the kernel's hand if whoever asked is no longer there to do so.
+        signal.setitimer(signal.ITIMER_REAL, 2 * request["seconds"] + GRACE_SECONDS)
         try:
             verdict = compare(request["kind"], request["left"], request["right"])
-        except (
-            Exception
-        ):  # third-party parsers raise anything on hostile input; it means "could not be read"
+        # Third-party parsers raise anything on hostile input; it means "could not be read".
+        except Exception:
             verdict = "unsure"
+        signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps({"verdict": verdict}), flush=True)
 
 

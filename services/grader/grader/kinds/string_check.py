@@ -7,12 +7,11 @@ eq and ne compare exactly; like and ilike look for the reference inside the inpu
 
 from dataclasses import dataclass
 
-from trajectory.types import OutcomeKind
-
 from grader.fields import Fields
 from grader.kinds.base import Instruments, Kinds, template_field
 from grader.sample import Graded, Sample
 from grader.templates import Template
+from trajectory.types import OutcomeKind
 
 OPERATIONS = ("eq", "ne", "like", "ilike")
 

@@ -5,11 +5,9 @@ import resource
 import time
 import uuid
 
-from eventbus.nats_bus import NatsBus
 from hone.sandbox.v1 import sandbox_pb2_grpc
-from servicekit.errors import FailedPrecondition
-from servicekit.serve import App, run
 
+from eventbus.nats_bus import NatsBus
 from sandbox.access import Gate
 from sandbox.admission import Admission, available_memory_bytes, total_memory_bytes
 from sandbox.backends.table import BACKENDS
@@ -22,6 +20,8 @@ from sandbox.requests import Policy
 from sandbox.servicer import SERVICE_NAME, SandboxServicer
 from sandbox.settings import SandboxSettings
 from sandbox.types import MIB
+from servicekit.errors import FailedPrecondition
+from servicekit.serve import App, run
 
 log = logging.getLogger("sandbox")
 

@@ -5,9 +5,8 @@ A newer epoch means that the rollout was claimed again; whoever holds an older o
 
 from collections import OrderedDict
 
-from servicekit.errors import FailedPrecondition, PermissionDenied
-
 from sandbox.types import Caller, Purpose, Role
+from servicekit.errors import FailedPrecondition, PermissionDenied
 
 REMEMBERED_ROLLOUTS = 100_000
 """Newest epochs are remembered for this many rollouts, the least recently seen forgotten first."""

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from hone.sandbox.v1 import sandbox_pb2 as pb
-from servicekit.errors import InvalidArgument
-from servicekit.tokens import RolloutToken
 
 from sandbox.requests import Policy, fill_limits
 from sandbox.rootfs import WORKING_DIR
@@ -27,6 +25,8 @@ from sandbox.types import (
     Stream,
     Termination,
 )
+from servicekit.errors import InvalidArgument
+from servicekit.tokens import RolloutToken
 
 _PURPOSES: Mapping["pb.SandboxPurpose.ValueType", Purpose] = {
     pb.SANDBOX_PURPOSE_AGENT: Purpose.AGENT,

@@ -4,9 +4,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from servicekit.errors import AlreadyExists
-
 from sandbox.types import ExecOutcome
+from servicekit.errors import AlreadyExists
 
 REMEMBERED_BYTES = 8 * 1024 * 1024
 """Output of finished commands that is remembered per sandbox, oldest forgotten first."""

@@ -12,10 +12,9 @@ import stat
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
-from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, NotFound, OutOfRange
-
 from sandbox.spawner import syscalls
 from sandbox.types import BoxFile, FileContent
+from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, NotFound, OutOfRange
 
 MAX_READ_BYTES = 3 * 1024 * 1024
 """Most that one read returns; fits a gRPC message."""

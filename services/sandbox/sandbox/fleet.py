@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from servicekit.errors import DeadlineExceeded, FailedPrecondition, HoneError, NotFound, Unavailable
-
 from sandbox.admission import Admission
 from sandbox.backends.protocol import Backend, BackendInfo, Box, BoxLost
 from sandbox.entry import Created, Entry
@@ -22,6 +20,7 @@ from sandbox.leases import Lease
 from sandbox.records import Records, SandboxRecord
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import BoxKey, Cause, CreateSpec, Purpose, Stats
+from servicekit.errors import DeadlineExceeded, FailedPrecondition, HoneError, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

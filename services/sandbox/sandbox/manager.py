@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
-from servicekit.errors import NotFound, PermissionDenied, Unavailable
-
 from sandbox.access import Gate, require_operator, require_purpose
 from sandbox.backends.protocol import BackendInfo, BoxLost
 from sandbox.entry import Created, Entry
@@ -23,6 +21,7 @@ from sandbox.types import (
     SandboxInfo,
     Stats,
 )
+from servicekit.errors import NotFound, PermissionDenied, Unavailable
 
 
 class SandboxManager:

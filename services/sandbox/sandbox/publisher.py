@@ -3,19 +3,19 @@
 import asyncio
 from collections.abc import Callable
 
-from eventbus.bus import Delivery, EventBus
-from eventbus.envelope import new_envelope
 from hone.events.v1 import events_pb2
 from opentelemetry import context as otel_context
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
-from servicekit import attributes
-from servicekit.errors import Unavailable
 
+from eventbus.bus import Delivery, EventBus
+from eventbus.envelope import new_envelope
 from sandbox import convert
 from sandbox.fleet import Fleet
 from sandbox.records import SandboxRecord
 from sandbox.types import SandboxInfo
+from servicekit import attributes
+from servicekit.errors import Unavailable
 
 SOURCE = "sandbox"
 CONSUMER = "sandbox"

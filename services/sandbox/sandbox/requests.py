@@ -5,10 +5,9 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from servicekit.errors import InvalidArgument
-
 from sandbox.files import check_path
 from sandbox.types import MIB, BoxFile, Command, CreateSpec, Limits
+from servicekit.errors import InvalidArgument
 
 MAX_FILE_BYTES = 3 * MIB
 MAX_OUTPUT_BYTES = 3 * MIB

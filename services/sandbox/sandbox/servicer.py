@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from eventbus.subjects import check_run_id
 from hone.sandbox.v1 import sandbox_pb2 as pb
 from hone.sandbox.v1 import sandbox_pb2_grpc
 from opentelemetry import propagate, trace
-from servicekit import attributes
-from servicekit.errors import InvalidArgument, Unauthenticated
-from servicekit.tokens import current_token
 
+from eventbus.subjects import check_run_id
 from sandbox import convert
 from sandbox.files import check_path
 from sandbox.manager import SandboxManager
 from sandbox.requests import Policy, check_command, check_create, check_file
 from sandbox.types import Caller, Chunk, Command, ExecOutcome
+from servicekit import attributes
+from servicekit.errors import InvalidArgument, Unauthenticated
+from servicekit.tokens import current_token
 
 SERVICE_NAME = "hone.sandbox.v1.SandboxService"
 

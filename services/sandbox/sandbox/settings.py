@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
+
 from servicekit.settings import ServiceSettings
 
 

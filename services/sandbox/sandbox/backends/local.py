@@ -21,14 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from servicekit.errors import FailedPrecondition, Unavailable
-
 from sandbox.backends.local_box import LaunchError, LocalBox
 from sandbox.backends.protocol import BackendInfo, BoxLost
 from sandbox.backends.spawner_process import SpawnerProcess
 from sandbox.cgroups import Cgroups, CgroupsUnavailable, find_tree
 from sandbox.rootfs import DEFAULT_ENV, HOST_NAME, SHELL, RootPlan, plan_host_root
+from sandbox.spawner import syscalls
 from sandbox.types import Command, Limits, Termination
+from servicekit.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class LocalBackend:
     async def start(self) -> BackendInfo:
         """Get ready; see `Backend.start`."""
         self.lock()
+        syscalls.set_child_subreaper()  # if the spawner dies, its orphans come here to be reaped
         (self._state_dir / "root").mkdir(exist_ok=True)
         missing = await asyncio.to_thread(self._find_cgroups)
         self._plan = await asyncio.to_thread(plan_host_root, self._state_dir)
@@ -109,6 +110,12 @@ class LocalBackend:
     async def reap(self, known: frozenset[str]) -> int:
         """Remove remains; see `Backend.reap`."""
         return await asyncio.to_thread(self._reap, known)
+
+    @property
+    def spawner_pid(self) -> int:
+        """Process id of the spawner."""
+        assert self._spawner is not None
+        return self._spawner.pid
 
     def live_count(self) -> int:
         """Count live sandboxes; see `Backend.live_count`."""

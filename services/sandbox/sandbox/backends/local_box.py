@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from servicekit.errors import FailedPrecondition
-
 from sandbox.backends.protocol import BoxLost
 from sandbox.backends.running import RunningCommand, all_processes, kill_marked
 from sandbox.backends.spawner_process import Channel, SpawnerProcess
 from sandbox.cgroups import BoxCgroup
 from sandbox.files import BoxFiles
 from sandbox.types import BoxFile, Chunk, Command, ExecOutcome, FileContent, Termination
+from servicekit.errors import FailedPrecondition
 
 log = logging.getLogger(__name__)
 
 _KILL_SECONDS = 5.0
+_REAP_SECONDS = 0.01
 _EXIT_NOT_FOUND = 127
 _EXIT_NOT_EXECUTABLE = 126
 _EXIT_KILLED = 128 + signal.SIGKILL
@@ -59,6 +59,9 @@ class LocalBox:
         self._descriptors: list[int] = []
         self._pidfds: list[int] = []
         self._own_pids: frozenset[int] = frozenset()
+        self._command_pids: set[int] = set()
+        """Of commands under way; reaped here where the keeper that started them died."""
+        self.keeper_pid = 0
         self._files: BoxFiles | None = None
         self._running: dict[int, RunningCommand] = {}
         self._next_key = 0
@@ -72,6 +75,11 @@ class LocalBox:
     def alive(self) -> bool:
         """Whether it can run commands."""
         return self._launched and not self._dead
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command is under way."""
+        return any(running.started.is_set() for running in self._running.values())
 
     @property
     def cgroup_procs(self) -> list[str]:
@@ -163,7 +171,8 @@ class LocalBox:
             self._ready.cancel()
         self._fail_running()
         for pidfd in self._pidfds:
-            await _exited(pidfd)
+            await self._exited(pidfd)
+        self._reap_orphans()
         if self._cgroup is not None:
             gone = await asyncio.to_thread(_remove_cgroup, self._cgroup)
             if not gone:
@@ -177,6 +186,7 @@ class LocalBox:
         operation = message["op"]
         if operation == "hello":
             self._pidfds += descriptors
+            self.keeper_pid = message["pid"]
             self._own_pids |= {message["pid"]}
         elif operation == "ready":
             init_pidfd, root = descriptors
@@ -201,12 +211,14 @@ class LocalBox:
         if running is None:
             os.close(mark_descriptor)
             return
+        self._command_pids.add(message["pid"])
         running.set_mark(message["mark"], mark_descriptor)
 
     def _on_ended(self, message: dict[str, Any]) -> None:
         running = self._running.pop(message["key"], None)
         if running is None:
             return
+        self._command_pids.discard(message.get("pid", 0))
         running.started.set()
         if message["op"] == "ended":
             running.ended.set_result(message["status"])
@@ -333,6 +345,29 @@ class LocalBox:
             self._die()
             self._on_lost(self.sandbox_id)
 
+    async def _exited(self, pidfd: int) -> None:
+        """Wait until the process of a pidfd has ended, but not for ever."""
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(pidfd, gone.set)
+        end = loop.time() + _KILL_SECONDS
+        try:
+            while not gone.is_set() and loop.time() < end:
+                self._reap_orphans()  # init ends only when every process of its namespace is reaped
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_REAP_SECONDS):
+                        await gone.wait()
+        finally:
+            loop.remove_reader(pidfd)
+        if not gone.is_set():
+            log.error("sandbox: a killed process does not end", extra={"id": self.sandbox_id})
+
+    def _reap_orphans(self) -> None:
+        """Reap processes of this sandbox that became the manager's children because the spawner died."""
+        for pid in self._own_pids | self._command_pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
     def _list_processes(self) -> list[int]:
         return self._cgroup.process_ids() if self._cgroup is not None else all_processes()
 
@@ -358,17 +393,3 @@ class LocalBox:
 
 def _remove_cgroup(cgroup: BoxCgroup) -> bool:
     return cgroup.kill_all() and cgroup.remove()
-
-
-async def _exited(pidfd: int) -> None:
-    """Wait until the process of a pidfd has ended, but not for ever."""
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(pidfd, gone.set)
-    try:
-        async with asyncio.timeout(_KILL_SECONDS):
-            await gone.wait()
-    except TimeoutError:
-        log.error("sandbox: a killed process does not end", extra={"pidfd": pidfd})
-    finally:
-        loop.remove_reader(pidfd)

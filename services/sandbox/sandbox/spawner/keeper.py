@@ -172,7 +172,7 @@ class _Keeper:
             message = {"op": "refused", "stage": STAGES[position], "errno": number}
         else:
             message = {"op": "ended", "status": os.waitstatus_to_exitcode(wait_status)}
-        wire.send(self._control, {**message, "key": child.key})
+        wire.send(self._control, {**message, "key": child.key, "pid": child.pid})
 
     def _end_box(self) -> None:
         signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)

@@ -1,0 +1,324 @@
+"""Fixtures: a fleet over the real backend, a fleet over a scripted one, and what both tell."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sandbox.access import Gate
+from sandbox.admission import Admission, available_memory_bytes
+from sandbox.backends.local import LocalBackend
+from sandbox.backends.protocol import Backend, BackendInfo, BoxLost
+from sandbox.entry import Created
+from sandbox.fleet import Fleet
+from sandbox.manager import SandboxManager
+from sandbox.records import Records, SandboxRecord
+from sandbox.types import (
+    MIB,
+    BoxFile,
+    BoxKey,
+    Caller,
+    Chunk,
+    Command,
+    CreateSpec,
+    ExecOutcome,
+    FileContent,
+    Limits,
+    Purpose,
+    Role,
+    SandboxInfo,
+    Termination,
+)
+from servicekit.errors import FailedPrecondition, Unavailable
+
+
+class ToldEvents:
+    """Keeps what was told; can be cut off."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, str, str]] = []
+        self.reachable = True
+
+    async def created(self, info: SandboxInfo) -> None:
+        self._check()
+        self.log.append(("created", info.sandbox_id, ""))
+
+    async def destroyed(self, record: SandboxRecord) -> None:
+        self._check()
+        self.log.append(("destroyed", record.sandbox_id, str(record.cause)))
+
+    def causes(self, sandbox_id: str) -> list[str]:
+        return [c for what, who, c in self.log if what == "destroyed" and who == sandbox_id]
+
+    def _check(self) -> None:
+        if not self.reachable:
+            raise Unavailable("the log cannot be reached")
+
+
+class ManualClock:
+    """Time that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ScriptedBox:
+    """A box that runs what the test scripts."""
+
+    def __init__(self, sandbox_id: str, on_lost: Callable[[str], None]) -> None:
+        self.sandbox_id = sandbox_id
+        self.on_lost = on_lost
+        self.destroyed = False
+        self.commands: list[Command] = []
+        self.release = asyncio.Event()
+        self.release.set()
+        self._gone = asyncio.Event()
+
+    async def run(
+        self, command: Command, env: Mapping[str, str], emit: Callable[[Chunk], None] | None
+    ) -> ExecOutcome:
+        self.commands.append(command)
+        waits = [asyncio.ensure_future(e.wait()) for e in (self.release, self._gone)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if self.destroyed:
+            raise BoxLost("destroyed")
+        return ExecOutcome(termination=Termination.EXITED, stdout=b"%d" % len(self.commands))
+
+    async def kill(self, exec_id: str) -> None:
+        self.release.set()
+
+    async def write_file(self, file: BoxFile) -> None:
+        if file.path == "/work/refused":
+            raise Unavailable("the write failed")
+
+    async def read_file(self, path: str, offset_bytes: int, max_bytes: int) -> FileContent:
+        return FileContent(content=b"", size_bytes=0)
+
+    async def destroy(self) -> None:
+        self.destroyed = True
+        self._gone.set()
+
+
+class ScriptedBackend:
+    """A backend whose failures the test scripts."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[str, ScriptedBox] = {}
+        self.failures: list[Exception] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.under_way = 0
+        self.most_under_way = 0
+
+    def lock(self) -> None:
+        pass
+
+    async def start(self) -> BackendInfo:
+        return BackendInfo(backend="scripted", isolation="none", rootfs_digest="sha256:0")
+
+    async def create(
+        self, sandbox_id: str, limits: Limits, on_lost: Callable[[str], None]
+    ) -> ScriptedBox:
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await self.gate.wait()
+            if self.failures:
+                raise self.failures.pop(0)
+        finally:
+            self.under_way -= 1
+        box = ScriptedBox(sandbox_id, on_lost)
+        self.boxes[sandbox_id] = box
+        return box
+
+    async def reap(self, known: frozenset[str]) -> int:
+        return 0
+
+    def live_count(self) -> int:
+        return sum(not box.destroyed for box in self.boxes.values())
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Suite:
+    """A manager with everything a test wants to look at."""
+
+    manager: SandboxManager
+    fleet: Fleet
+    records: Records
+    events: ToldEvents
+    backend: Backend
+    clock: Callable[[], float]
+    ids: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    def rollout_id(self) -> str:
+        return f"00000000-0000-7000-8000-{next(self.ids):012x}"
+
+    def spec(self, rollout_id: str, **changes: object) -> CreateSpec:
+        purpose = changes.pop("purpose", Purpose.AGENT)
+        sequence = changes.pop("sequence", 0)
+        assert isinstance(purpose, Purpose)
+        assert isinstance(sequence, int)
+        base: dict[str, object] = {
+            "key": BoxKey(rollout_id=rollout_id, purpose=purpose, sequence=sequence),
+            "run_id": "run-1",
+            "limits": Limits(memory_bytes=256 * MIB, disk_bytes=64 * MIB, shm_bytes=16 * MIB),
+            "lifetime_seconds": 3600.0,
+            "idle_seconds": 60.0,
+        }
+        return CreateSpec(**(base | changes))  # type: ignore[arg-type]
+
+    async def create(self, rollout_id: str, *, epoch: int = 1, **changes: object) -> Created:
+        role = Role.GRADER if changes.get("purpose") is Purpose.GRADE else Role.AGENT
+        caller = Caller(rollout_id=rollout_id, epoch=epoch, role=role)
+        return await self.manager.create(caller, self.spec(rollout_id, **changes))
+
+
+class UsableBox:
+    """A real sandbox with the calls that tests make of it."""
+
+    def __init__(self, suite: Suite, info: SandboxInfo) -> None:
+        self.suite = suite
+        self.info = info
+        self.caller = Caller(rollout_id=info.key.rollout_id, epoch=1, role=Role.AGENT)
+        self._numbers = itertools.count()
+
+    async def run(self, *argv: str, **changes: object) -> ExecOutcome:
+        fields: dict[str, object] = {"exec_id": f"e{next(self._numbers)}", "argv": argv}
+        command = Command(**(fields | changes))  # type: ignore[arg-type]
+        rollout_id = self.info.key.rollout_id
+        return await self.suite.manager.run(self.caller, rollout_id, self.info.sandbox_id, command)
+
+    async def sh(self, script: str, **changes: object) -> ExecOutcome:
+        return await self.run("sh", "-c", script, **changes)
+
+    async def python(self, script: str, **changes: object) -> ExecOutcome:
+        return await self.run("python3", "-c", script, **changes)
+
+    async def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        await self.suite.manager.write_file(
+            self.caller,
+            self.info.key.rollout_id,
+            self.info.sandbox_id,
+            BoxFile(path=path, content=content, mode=mode),
+        )
+
+    async def read(self, path: str, offset_bytes: int = 0, max_bytes: int = 0) -> bytes:
+        read = await self.suite.manager.read_file(
+            self.caller,
+            self.info.key.rollout_id,
+            self.info.sandbox_id,
+            path,
+            offset_bytes=offset_bytes,
+            max_bytes=max_bytes,
+        )
+        return read.content
+
+
+def make_suite(
+    backend: Backend,
+    folder: Path,
+    clock: Callable[[], float],
+    *,
+    parallel_creates: int = 8,
+    queue_seconds: float = 10.0,
+    provision_seconds: float = 10.0,
+    max_sandboxes: int = 1000,
+    memory_budget_bytes: int = 1 << 50,
+    events: ToldEvents | None = None,
+) -> Suite:
+    """Put a manager together; not started."""
+    numbers = itertools.count()
+    records = Records(folder / "records.jsonl")
+    told = events or ToldEvents()
+    fleet = Fleet(
+        backend=backend,
+        records=records,
+        events=told,
+        admission=Admission(
+            parallel_creates=parallel_creates,
+            queue_seconds=queue_seconds,
+            max_sandboxes=max_sandboxes,
+            memory_budget_bytes=memory_budget_bytes,
+            reserve_bytes=0,
+            available_bytes=available_memory_bytes,
+        ),
+        provision_seconds=provision_seconds,
+        clock=clock,
+        new_id=lambda: f"sbx_{folder.name[-8:]}_{next(numbers):06d}",
+    )
+    manager = SandboxManager(fleet, records, Gate())
+    return Suite(manager, fleet, records, told, backend, clock)
+
+
+async def start_or_skip(suite: Suite) -> None:
+    """Start over the real backend; skip with the reason where the machine cannot isolate."""
+    try:
+        await suite.manager.start()
+    except FailedPrecondition as error:
+        if error.reason == "ISOLATION_UNAVAILABLE":
+            pytest.skip(f"no sandboxes on this machine: {error.message}")
+        raise
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def backend() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+@pytest.fixture
+def suite_maker() -> Callable[..., Suite]:
+    return make_suite
+
+
+@pytest.fixture
+async def suite(
+    backend: ScriptedBackend, clock: ManualClock, tmp_path: Path
+) -> AsyncIterator[Suite]:
+    """A started manager over the scripted backend and a manual clock."""
+    made = make_suite(backend, tmp_path, clock)
+    await made.manager.start()
+    yield made
+    backend.gate.set()
+    await made.manager.close()
+
+
+@pytest.fixture
+async def real(tmp_path: Path) -> AsyncIterator[Suite]:
+    """A started manager over the embedded backend."""
+    made = make_suite(LocalBackend(tmp_path), tmp_path, time.time)
+    await start_or_skip(made)
+    yield made
+    await made.manager.close()
+
+
+@pytest.fixture
+async def box(real: Suite) -> UsableBox:
+    """One real sandbox."""
+    return UsableBox(real, (await real.create(real.rollout_id())).info)
+
+
+@pytest.fixture
+def use() -> Callable[[Suite, SandboxInfo], UsableBox]:
+    return UsableBox
+
+
+@pytest.fixture
+def starter() -> Callable[[Suite], object]:
+    return start_or_skip

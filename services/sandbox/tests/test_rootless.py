@@ -1,0 +1,119 @@
+"""The same backend as an ordinary user, and what it says where a machine cannot isolate."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOBODY = 65534
+
+SCRIPT = """
+import asyncio, json, sys, tempfile
+from pathlib import Path
+from sandbox.backends.local import LocalBackend
+from sandbox.rootfs import DEFAULT_ENV
+from sandbox.types import BoxFile, Command, Limits
+from servicekit.errors import FailedPrecondition
+
+async def main():
+    with tempfile.TemporaryDirectory() as folder:
+        backend = LocalBackend(Path(folder))
+        try:
+            info = await backend.start()
+        except FailedPrecondition as error:
+            print(json.dumps({"refused": error.reason, "why": error.message}))
+            return
+        box = await backend.create("s1", Limits(max_processes=50), print)
+        said = {"isolation": info.isolation, "detail": info.detail}
+        async def run(name, *argv, timeout=10.0):
+            command = Command(exec_id=name, argv=argv, timeout_seconds=timeout)
+            outcome = await box.run(command, DEFAULT_ENV, None)
+            said[name] = [outcome.termination, outcome.exit_code,
+                          (outcome.stdout + outcome.stderr).decode()]
+        await run("id", "sh", "-c", "id -u; grep CapEff /proc/self/status; ls -d /root")
+        bomb = "import os\\nwhile 1:\\n    try: os.fork()\\n    except OSError: pass"
+        await run("bomb", "python3", "-c", bomb, timeout=0.5)
+        await run("after", "sh", "-c", "ls /proc | grep -c '^[0-9]'")
+        await run("memory", "python3", "-c", "bytearray(1 << 30)")
+        await run("disk", "sh", "-c", "dd if=/dev/zero of=/big bs=1M count=1000; rm /big")
+        await run("doors", "sh", "-c", "unshare -Ur true; cat /proc/1/environ; mount -t proc x /mnt")
+        await box.write_file(BoxFile(path="/work/a/b", content=b"hello"))
+        said["file"] = (await box.read_file("/work/a/b", 0, 0)).content.decode()
+        await box.destroy()
+        said["live"] = backend.live_count()
+        await backend.close()
+        print(json.dumps(said))
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What the backend did when an ordinary user ran it."""
+    if os.geteuid() == 0:
+        python, prefix = _python_for_nobody()
+    else:
+        python, prefix = sys.executable, []
+    done = subprocess.run(
+        [*prefix, python, "-c", SCRIPT],
+        env={"PYTHONPATH": ":".join(_import_folders()), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    if "refused" in result:
+        assert result["refused"] == "ISOLATION_UNAVAILABLE", result["why"]
+        pytest.skip(f"an ordinary user cannot make sandboxes here: {result['why']}")
+    return result
+
+
+def _import_folders() -> list[str]:
+    import sandbox
+    import servicekit
+
+    packages = (next(iter(sandbox.__path__)), next(iter(servicekit.__path__)))
+    return [str(Path(path).parent) for path in packages]
+
+
+def _python_for_nobody() -> tuple[str, list[str]]:
+    """Find an interpreter that another user may execute, and the way to become that user."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("needs setpriv to become an ordinary user")
+    prefix = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    check = (
+        "import sys, os; assert sys.version_info >= (3, 11); "
+        f"assert os.access(sys.executable, os.X_OK); os.stat({__file__!r})"
+    )
+    for python in (sys.executable, "/usr/bin/python3"):
+        if Path(python).exists():
+            done = subprocess.run([*prefix, python, "-c", check], cwd="/", capture_output=True)
+            if done.returncode == 0:
+                return python, prefix
+    pytest.skip("no Python 3.11 that uid 65534 may execute and that reaches this checkout")
+
+
+def test_the_level_is_said_and_what_it_lacks(said):
+    assert said["isolation"] in ("ns-rootless", "ns-rootless-rlimits")
+    if said["isolation"] == "ns-rootless-rlimits":
+        assert "only limits per process" in said["detail"]
+
+
+def test_a_user_s_sandbox_holds(said):
+    assert said["id"][2].split() == ["0", "CapEff:", "0000000000000000", "/root"]
+    assert said["bomb"][0] == "timed_out"
+    assert said["after"][2].strip() == "4"
+    assert said["memory"][0] == "oom_killed" or "MemoryError" in said["memory"][2]
+    assert "No space left" in said["disk"][2]
+    text = said["doors"][2].lower()
+    assert text.count("denied") + text.count("not permitted") >= 3
+    assert said["file"] == "hello"
+    assert said["live"] == 0

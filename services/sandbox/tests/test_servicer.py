@@ -1,0 +1,290 @@
+"""The calls over a real gRPC server: tokens, epochs, conversion, typed errors."""
+
+import asyncio
+import time
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from hone.sandbox.v1 import sandbox_pb2 as pb
+from hone.sandbox.v1 import sandbox_pb2_grpc
+from opentelemetry import trace
+
+from sandbox.requests import Policy
+from sandbox.servicer import SandboxServicer
+from servicekit.channels import connect
+from servicekit.errors import (
+    FailedPrecondition,
+    HoneError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Unauthenticated,
+)
+from servicekit.testing import running_server
+from servicekit.tokens import TokenMinter, TokenVerifier, generate_key_file
+
+
+class Client:
+    """Stubs that carry a token of choice."""
+
+    def __init__(self, address: str, minter: TokenMinter) -> None:
+        self.address = address
+        self.minter = minter
+        self.token = ""
+        self.channel = connect(address, token=lambda: self.token)
+        self.stub = sandbox_pb2_grpc.SandboxServiceStub(self.channel)
+
+    def be(self, rollout_id: str, epoch: int = 1, role: str = "agent", ttl: float = 60.0) -> None:
+        self.token = self.minter.mint(rollout_id, epoch, role, ttl)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def client(suite, tmp_path):
+    """A client of a server over the scripted backend."""
+    async for made in _serve(suite, tmp_path):
+        yield made
+
+
+@pytest.fixture
+async def real_client(real, tmp_path):
+    """A client of a server over the embedded backend."""
+    async for made in _serve(real, tmp_path):
+        yield made
+
+
+async def _serve(suite, folder):
+    key_file = folder / "key.pem"
+    generate_key_file(key_file)
+
+    def add(server):
+        servicer = SandboxServicer(suite.manager, Policy(), trace.get_tracer("test"))
+        sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(servicer, server)
+
+    async with running_server(add, verifier=TokenVerifier(key_file, time.time)) as address:
+        made = Client(address, TokenMinter(key_file, time.time))
+        async with made.channel:
+            yield made
+
+
+def _create(rollout_id: str, **fields) -> pb.CreateSandboxRequest:
+    base = {"rollout_id": rollout_id, "run_id": "run-1", "purpose": pb.SANDBOX_PURPOSE_AGENT}
+    return pb.CreateSandboxRequest(**(base | fields))
+
+
+def _calls(client: Client, rollout_id: str, sandbox_id: str):
+    """Every call about one sandbox, by name."""
+    stub = client.stub
+    target = {"rollout_id": rollout_id, "sandbox_id": sandbox_id}
+    spec = pb.ExecSpec(**target, exec_id="x", argv=["true"])
+    file = pb.SandboxFile(path="/work/x", content=b"x")
+
+    async def stream():
+        async for _ in stub.StreamExec(pb.StreamExecRequest(exec=spec)):
+            pass
+
+    return {
+        "CreateSandbox": lambda: stub.CreateSandbox(_create(rollout_id)),
+        "StreamExec": stream,
+        "Exec": lambda: stub.Exec(pb.ExecRequest(exec=spec)),
+        "KillExec": lambda: stub.KillExec(pb.KillExecRequest(**target, exec_id="x")),
+        "WriteFile": lambda: stub.WriteFile(pb.WriteFileRequest(**target, file=file)),
+        "ReadFile": lambda: stub.ReadFile(pb.ReadFileRequest(**target, path="/work/x")),
+        "ExtendLifetime": lambda: stub.ExtendLifetime(pb.ExtendLifetimeRequest(**target)),
+        "GetSandbox": lambda: stub.GetSandbox(pb.GetSandboxRequest(**target)),
+        "DestroySandbox": lambda: stub.DestroySandbox(pb.DestroySandboxRequest(**target)),
+    }
+
+
+async def _fails(call, kind: type[HoneError]) -> HoneError:
+    with pytest.raises(kind) as caught:
+        await call()
+    return caught.value
+
+
+async def test_every_call_needs_a_token_of_its_rollout(client, suite):
+    rollout_id, other = suite.rollout_id(), suite.rollout_id()
+    client.be(rollout_id)
+    made = await client.stub.CreateSandbox(_create(rollout_id))
+    for name, call in _calls(client, rollout_id, made.sandbox.sandbox_id).items():
+        client.token = ""
+        await _fails(call, Unauthenticated)
+        client.token = "rubbish"
+        await _fails(call, Unauthenticated)
+        client.be(other)
+        assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLLOUT", name
+        client.be(rollout_id, ttl=-10)
+        assert (await _fails(call, PermissionDenied)).reason == "TOKEN_EXPIRED", name
+    client.be(rollout_id)
+    await client.stub.GetSandbox(
+        pb.GetSandboxRequest(rollout_id=rollout_id, sandbox_id=made.sandbox.sandbox_id)
+    )
+
+
+async def test_a_sandbox_of_another_rollout_is_out_of_reach(client, suite):
+    mine, other = suite.rollout_id(), suite.rollout_id()
+    client.be(other)
+    made = await client.stub.CreateSandbox(_create(other))
+    client.be(mine)
+    for name, call in _calls(client, mine, made.sandbox.sandbox_id).items():
+        if name != "CreateSandbox":
+            assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLLOUT", name
+
+
+async def test_an_old_epoch_may_do_nothing(client, suite):
+    rollout_id = suite.rollout_id()
+    client.be(rollout_id, epoch=4)
+    made = await client.stub.CreateSandbox(_create(rollout_id))
+    client.be(rollout_id, epoch=5)
+    sandbox_id = made.sandbox.sandbox_id
+    await client.stub.GetSandbox(pb.GetSandboxRequest(rollout_id=rollout_id, sandbox_id=sandbox_id))
+    for name, call in _calls(client, rollout_id, sandbox_id).items():
+        client.be(rollout_id, epoch=4)
+        assert (await _fails(call, FailedPrecondition)).reason == "EPOCH_OLD", name
+
+
+async def test_a_grader_may_use_the_agents_box_and_an_agent_not_the_graders(client, suite):
+    rollout_id = suite.rollout_id()
+    client.be(rollout_id)
+    agents = await client.stub.CreateSandbox(_create(rollout_id))
+    request = _create(rollout_id, purpose=pb.SANDBOX_PURPOSE_GRADE)
+    await _fails(lambda: client.stub.CreateSandbox(request), PermissionDenied)
+    client.be(rollout_id, role="grader")
+    graders = await client.stub.CreateSandbox(request)
+    await client.stub.ExtendLifetime(
+        pb.ExtendLifetimeRequest(
+            rollout_id=rollout_id,
+            sandbox_id=agents.sandbox.sandbox_id,
+            idle_timeout=Duration(seconds=120),
+        )
+    )
+    client.be(rollout_id)
+    for name, call in _calls(client, rollout_id, graders.sandbox.sandbox_id).items():
+        if name not in ("CreateSandbox", "GetSandbox"):
+            assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLE", name
+
+
+async def test_an_operator_lists_and_destroys_but_does_not_use(client, suite):
+    ids = []
+    for _ in range(5):
+        rollout_id = suite.rollout_id()
+        client.be(rollout_id)
+        ids.append((await client.stub.CreateSandbox(_create(rollout_id))).sandbox)
+    await _fails(lambda: client.stub.ListSandboxes(pb.ListSandboxesRequest()), PermissionDenied)
+    await _fails(lambda: client.stub.DestroyByRun(pb.DestroyByRunRequest()), PermissionDenied)
+    client.be("", role="operator")
+    seen, token = [], ""
+    while True:
+        page = await client.stub.ListSandboxes(
+            pb.ListSandboxesRequest(page_size=2, page_token=token, run_id="run-1")
+        )
+        seen += [one.sandbox_id for one in page.sandboxes]
+        token = page.next_page_token
+        if not token:
+            break
+    assert sorted(seen) == sorted(one.sandbox_id for one in ids)
+    target = {"rollout_id": ids[0].rollout_id, "sandbox_id": ids[0].sandbox_id}
+    spec = pb.ExecSpec(**target, exec_id="x", argv=["true"])
+    await _fails(lambda: client.stub.Exec(pb.ExecRequest(exec=spec)), PermissionDenied)
+    await client.stub.DestroySandbox(pb.DestroySandboxRequest(**target))
+    done = await client.stub.DestroyByRun(pb.DestroyByRunRequest(run_id="run-1"))
+    assert done.destroyed_count == 4
+    client.token = ""
+    stats = await client.stub.GetStats(pb.GetStatsRequest())
+    assert (stats.live_count, stats.expected_count, stats.destroyed_count) == (0, 0, 5)
+
+
+async def test_bad_requests_name_every_field(client, suite):
+    rollout_id = suite.rollout_id()
+    client.be(rollout_id)
+    request = _create(
+        rollout_id,
+        template="windows",
+        network_profile="open",
+        limits=pb.SandboxLimits(memory_bytes=1 << 28, disk_bytes=1 << 28, max_processes=-1),
+        env={"A=B": "c"},
+        lifetime=Duration(seconds=100_000),
+    )
+    error = await _fails(lambda: client.stub.CreateSandbox(request), InvalidArgument)
+    assert set(error.violations) == {
+        "template",
+        "network_profile",
+        "limits.disk_bytes",
+        "limits.max_processes",
+        "env",
+        "lifetime",
+    }
+    missing = pb.CreateSandboxRequest(rollout_id=rollout_id, run_id="run-1")
+    assert (
+        "purpose"
+        in (await _fails(lambda: client.stub.CreateSandbox(missing), InvalidArgument)).violations
+    )
+    bad_run = _create(rollout_id, run_id="a.b")
+    await _fails(lambda: client.stub.CreateSandbox(bad_run), InvalidArgument)
+    spec = pb.ExecSpec(rollout_id=rollout_id, sandbox_id="x", exec_id="has space", argv=[])
+    error = await _fails(lambda: client.stub.Exec(pb.ExecRequest(exec=spec)), InvalidArgument)
+    assert set(error.violations) == {"exec.exec_id", "exec.argv"}
+
+
+async def test_unknown_is_not_found(client, suite):
+    rollout_id = suite.rollout_id()
+    client.be(rollout_id)
+    for name, call in _calls(client, rollout_id, "sbx_unknown").items():
+        if name not in ("CreateSandbox", "DestroySandbox"):
+            await _fails(call, NotFound)
+    await _calls(client, rollout_id, "sbx_unknown")["DestroySandbox"]()
+
+
+async def test_a_real_rollout_over_grpc(real_client, real):
+    client, rollout_id = real_client, real.rollout_id()
+    client.be(rollout_id)
+    made = await client.stub.CreateSandbox(
+        _create(
+            rollout_id,
+            files=[pb.SandboxFile(path="/work/in/task.txt", content=b"21", mode=0o600)],
+            env={"FACTOR": "2"},
+        )
+    )
+    assert made.created
+    assert made.sandbox.rootfs_digest.startswith("sha256:")
+    target = {"rollout_id": rollout_id, "sandbox_id": made.sandbox.sandbox_id}
+    script = "import os; print(int(open('/work/in/task.txt').read()) * int(os.environ['FACTOR']))"
+    spec = pb.ExecSpec(**target, exec_id="a", argv=["python3", "-c", script])
+    result = (await client.stub.Exec(pb.ExecRequest(exec=spec))).result
+    assert (result.termination, result.stdout) == (pb.TERMINATION_EXITED, b"42\n")
+    await client.stub.WriteFile(
+        pb.WriteFileRequest(**target, file=pb.SandboxFile(path="/work/out", content=b"done"))
+    )
+    read = await client.stub.ReadFile(
+        pb.ReadFileRequest(**target, path="/work/out", offset_bytes=1, max_bytes=2)
+    )
+    assert (read.content, read.size_bytes) == (b"on", 4)
+    await client.stub.DestroySandbox(pb.DestroySandboxRequest(**target))
+    await _fails(lambda: client.stub.Exec(pb.ExecRequest(exec=spec)), NotFound)
+
+
+async def test_a_stream_brings_output_as_it_comes_and_its_end_kills(real_client, real):
+    client, rollout_id = real_client, real.rollout_id()
+    client.be(rollout_id)
+    made = await client.stub.CreateSandbox(_create(rollout_id))
+    target = {"rollout_id": rollout_id, "sandbox_id": made.sandbox.sandbox_id}
+    script = "echo one; echo two >&2; read line; echo $line; exit 3"
+    spec = pb.ExecSpec(**target, exec_id="a", argv=["sh", "-c", script], stdin=b"three\n")
+    out = {pb.OUTPUT_STREAM_STDOUT: b"", pb.OUTPUT_STREAM_STDERR: b""}
+    last = None
+    async for event in client.stub.StreamExec(pb.StreamExecRequest(exec=spec)):
+        if event.WhichOneof("event") == "chunk":
+            out[event.chunk.stream] += event.chunk.data
+        last = event
+    assert out == {pb.OUTPUT_STREAM_STDOUT: b"one\nthree\n", pb.OUTPUT_STREAM_STDERR: b"two\n"}
+    assert (last.result.exit_code, last.result.stdout) == (3, b"")
+    spec = pb.ExecSpec(**target, exec_id="b", argv=["sh", "-c", "echo up; exec sleep 786"])
+    stream = client.stub.StreamExec(pb.StreamExecRequest(exec=spec))
+    async for event in stream:
+        assert event.chunk.data == b"up\n"
+        break
+    stream.cancel()
+    box = real.fleet.find(made.sandbox.sandbox_id).box
+    while box.busy:
+        await asyncio.sleep(0.01)
+    check = pb.ExecSpec(**target, exec_id="c", argv=["sh", "-c", "ps ax | grep -c '[s]leep 786'"])
+    assert (await client.stub.Exec(pb.ExecRequest(exec=check))).result.stdout == b"0\n"

@@ -1,0 +1,103 @@
+"""vLLM as an engine: exact ids and log-probabilities, and the LoRA of the version that was asked for."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import peft
+import torch
+import transformers
+
+from rollout.engines.base import (
+    EngineError,
+    Generation,
+    GenerationRequest,
+    ModelKey,
+    PolicyKey,
+    PolicyMissingError,
+)
+from rollout.engines.vllm import VllmEngine
+from trajectory.types import SamplingParams
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+BASE, TUNED = PolicyKey("run", 0), PolicyKey("run", 1)
+PROMPT = tuple(range(10, 40))
+
+
+def make_adapter(model_folder: Path, folder: Path) -> Path:
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(model_folder))
+    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
+    tuned = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in tuned.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    tuned.save_pretrained(str(folder))
+    return folder
+
+
+def plain_logprobs(
+    model_folder: Path, adapter: Path | None, made: Generation, temperature: float
+) -> list[float]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(model_folder))
+    if adapter is not None:
+        model = peft.PeftModel.from_pretrained(model, str(adapter))
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*PROMPT, *made.token_ids]])).logits[0]
+    scores = (logits[len(PROMPT) - 1 : -1] / temperature).log_softmax(-1)
+    return scores.gather(1, torch.tensor(made.token_ids).unsqueeze(1)).squeeze(1).tolist()
+
+
+def ask(policy: PolicyKey, seed: int, temperature: float = 0.8) -> GenerationRequest:
+    return GenerationRequest(
+        policy=policy,
+        prompt_ids=PROMPT,
+        sampling=SamplingParams(temperature=temperature, max_new_tokens=12, seed=seed),
+        stop_ids=(0,),
+    )
+
+
+async def test_vllm_serves_exact_records_of_the_version_asked_for(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    # One test, because starting the engine is what costs.
+    adapter = make_adapter(tiny_model, tmp_path / "adapter")
+    engine = VllmEngine(threads=0, max_rows=8)
+    await engine.start(tiny_model, ModelKey(path=str(tiny_model)))
+    try:
+        await engine.load_policy(BASE, None)
+        await engine.load_policy(TUNED, adapter)
+        asked = [ask(policy, seed) for policy in (BASE, TUNED) for seed in range(4)]
+        made = await asyncio.gather(*(engine.generate(request) for request in asked))
+        errors = []
+        for request, result in zip(asked, made, strict=True):
+            assert result.policy_version == request.policy.version
+            folder = adapter if request.policy == TUNED else None
+            plain = plain_logprobs(tiny_model, folder, result, 0.8)
+            errors += [abs(a - b) for a, b in zip(plain, result.logprobs, strict=True)]
+        assert sum(errors) / len(errors) < 1e-4
+        again = await engine.generate(asked[-1])
+        assert again.token_ids == made[-1].token_ids
+        greedy = [await engine.generate(ask(policy, 0, 0.0)) for policy in (BASE, TUNED)]
+        assert greedy[0].token_ids != greedy[1].token_ids
+        stop = GenerationRequest(
+            policy=BASE,
+            prompt_ids=PROMPT,
+            sampling=SamplingParams(temperature=0, max_new_tokens=12),
+            stop_ids=(greedy[0].token_ids[3],),
+        )
+        stopped = await engine.generate(stop)
+        assert stopped.finish_reason == "stop"
+        assert stopped.token_ids[-1] == greedy[0].token_ids[3]
+        with pytest.raises(EngineError, match="missing"):
+            await engine.load_policy(PolicyKey("run", 2), tmp_path)
+        await engine.unload_policy(TUNED)
+        with pytest.raises(PolicyMissingError, match="policy run v1 is not loaded"):
+            await engine.generate(ask(TUNED, 0))
+    finally:
+        await engine.close()

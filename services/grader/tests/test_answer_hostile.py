@@ -49,7 +49,7 @@ def test_hostile_response_is_judged_in_time(name: str, impatient: SymbolicProces
 
 
 def test_slow_formula_is_masked_and_the_checker_recovers() -> None:
-    process = SymbolicProcess(timeout_seconds=0.0, start_timeout_seconds=0.2)
+    process = SymbolicProcess(timeout_seconds=0.0)
     try:
         found = judge_answer("\\boxed{\\sqrt{x}}", "\\sqrt{y}", process)
         assert found.masked
@@ -95,3 +95,10 @@ def test_checker_that_was_killed_is_replaced() -> None:
     finally:
         process.close()
     assert process.pid is None
+
+
+def test_checker_that_cannot_start_is_an_error() -> None:
+    process = SymbolicProcess(start_timeout_seconds=0.0)
+    with pytest.raises(OSError, match="did not start"):
+        process.compare("value", "\\sqrt{4}", "2")
+    process.close()

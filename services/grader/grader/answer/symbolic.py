@@ -52,7 +52,7 @@ class SymbolicProcess:
 
         Args:
             timeout_seconds: for one comparison; the child is killed after it.
-            start_timeout_seconds: in addition for the first comparison of a child, which imports sympy.
+            start_timeout_seconds: for a child to start, which imports sympy.
             remembered: number of verdicts kept.
         """
         self._timeout_seconds = timeout_seconds
@@ -63,7 +63,11 @@ class SymbolicProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     def compare(self, kind: str, left: str, right: str) -> SymbolicVerdict:
-        """Compare two LaTeX formulas within the time limit."""
+        """Compare two LaTeX formulas within the time limit.
+
+        Raises:
+            OSError: the child process cannot be started.
+        """
         if len(left) > MAX_CHARACTERS or len(right) > MAX_CHARACTERS:
             return SymbolicVerdict.UNSURE
         key = (kind, left, right)
@@ -99,16 +103,21 @@ class SymbolicProcess:
 
     def _exchange(self, question: bytes) -> bytes | None:
         """Return the child's answer; empty if it died, None if the time was over."""
-        limit = self._timeout_seconds
         if self._child is None:
             self._child = _start()
-            limit += self._start_timeout_seconds
+            assert self._child.stdout is not None
+            if not _read_line(self._child.stdout, self._start_timeout_seconds):
+                self._stop()
+                raise OSError(
+                    "the formula checker did not start within "
+                    f"{self._start_timeout_seconds:g} s; is math-verify installed?"
+                )
         child = self._child
         assert child.stdin is not None and child.stdout is not None
         try:
             child.stdin.write(question)
             child.stdin.flush()
-            answer = _read_line(child.stdout, limit)
+            answer = _read_line(child.stdout, self._timeout_seconds)
         except BrokenPipeError:
             answer = b""
         if not answer:

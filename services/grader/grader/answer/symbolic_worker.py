@@ -35,6 +35,7 @@ def main() -> None:
     """Answer comparisons until standard input ends."""
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         # Ends this process by the kernel's hand if whoever asked is no longer there to do so.

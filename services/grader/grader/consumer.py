@@ -7,7 +7,7 @@ A late attempt is graded like any other; the learner decides what counts. The ju
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,16 +97,7 @@ class FinishedConsumer:
 
     async def _judge_and_tell(self, delivery: Delivery) -> None:
         envelope = delivery.envelope
-        with self._tracer.start_as_current_span(
-            attributes.SPAN_GRADE,
-            attributes={
-                attributes.ROLLOUT_ID: envelope.rollout_id,
-                attributes.RUN_ID: envelope.run_id,
-                attributes.ATTEMPT: envelope.attempt,
-            },
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
+        with self._span(envelope) as span:
             verdict = await self._verdict(delivery)
             _describe(span, verdict)
             judged = Judged(
@@ -129,6 +120,21 @@ class FinishedConsumer:
                 "score": verdict.outcome.score if isinstance(verdict.outcome, Scored) else None,
                 "grader_version": verdict.grader_version,
             },
+        )
+
+    def _span(self, envelope: events_pb2.Envelope) -> AbstractContextManager[trace.Span]:
+        """A span under the rollout's; none where the event came without a trace."""
+        if not trace.get_current_span().get_span_context().is_valid:
+            return nullcontext(trace.INVALID_SPAN)
+        return self._tracer.start_as_current_span(
+            attributes.SPAN_GRADE,
+            attributes={
+                attributes.ROLLOUT_ID: envelope.rollout_id,
+                attributes.RUN_ID: envelope.run_id,
+                attributes.ATTEMPT: envelope.attempt,
+            },
+            record_exception=False,
+            set_status_on_exception=False,
         )
 
     async def _verdict(self, delivery: Delivery) -> Verdict:

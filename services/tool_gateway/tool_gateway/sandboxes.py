@@ -90,7 +90,7 @@ def _note(ended: Ended, command: Command) -> tuple[str, str]:
             return "", ""
         return f"[exit code {ended.exit_code}]", TOOL_ERROR
     if ended.termination is Termination.TIMED_OUT:
-        return f"[stopped after {command.timeout_seconds:g} s]", TOOL_TIMEOUT
+        return f"[stopped after {command.timeout_seconds:.3g} s]", TOOL_TIMEOUT
     notes = {
         Termination.SIGNALED: f"[ended by signal {ended.signal}]",
         Termination.OOM_KILLED: "[ended: out of memory]",

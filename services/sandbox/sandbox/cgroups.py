@@ -123,8 +123,8 @@ class BoxCgroup:
         """Return the processes in it, as this process numbers them."""
         try:
             text = (self._folders["pids"] / "cgroup.procs").read_text(encoding="ascii")
-        except (FileNotFoundError, OSError):
-            return []  # the group is gone, and so are they
+        except OSError:  # ENODEV or ENOENT: the group is gone, and so are they
+            return []
         return [int(line) for line in text.split()]
 
     def oom_kill_count(self) -> int:
@@ -150,11 +150,12 @@ class BoxCgroup:
 
     def kill_all(self, deadline_seconds: float = 5.0) -> bool:
         """Kill every process in it; return whether it is empty."""
-        kill_file = self._folders["pids"] / "cgroup.kill"
-        if self._version == 2 and kill_file.exists():
-            kill_file.write_text("1", encoding="ascii")
-        else:
-            (self._folders["pids"] / "pids.max").write_text("0", encoding="ascii")
+        with contextlib.suppress(FileNotFoundError):  # gone already: the loop finds it empty
+            kill_file = self._folders["pids"] / "cgroup.kill"
+            if self._version == 2 and kill_file.exists():
+                kill_file.write_text("1", encoding="ascii")
+            else:
+                (self._folders["pids"] / "pids.max").write_text("0", encoding="ascii")
         end = time.monotonic() + deadline_seconds
         while pids := self.process_ids():
             if time.monotonic() > end:
@@ -248,8 +249,7 @@ class Cgroups:
         """Kill and remove all that a generation left; then its own folders."""
         for sandbox_id in self.sandboxes(generation):
             group = self.find(generation, sandbox_id)
-            with contextlib.suppress(FileNotFoundError):
-                group.kill_all()
+            group.kill_all()
             group.remove()
         for folder in self._parents(generation):
             _remove_folder(folder)

@@ -290,8 +290,10 @@ class Fleet:
             await self._events.destroyed(record)
         except HoneError as error:
             extra = {"sandbox_id": record.sandbox_id, "error": error.message}
-            log.warning("sandbox_destroyed not told yet; it is tried again", extra=extra)
-            return False
+            if error.retryable:
+                log.warning("sandbox_destroyed not told yet; it is tried again", extra=extra)
+                return False
+            log.error("sandbox_destroyed cannot be told", extra=extra)
         self._records.mark_told(record.sandbox_id)
         return True
 

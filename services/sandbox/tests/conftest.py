@@ -282,7 +282,7 @@ def backend() -> ScriptedBackend:
     return ScriptedBackend()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def suite_maker() -> Callable[..., Suite]:
     return make_suite
 
@@ -319,6 +319,6 @@ def use() -> Callable[[Suite, SandboxInfo], UsableBox]:
     return UsableBox
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def starter() -> Callable[[Suite], object]:
     return start_or_skip

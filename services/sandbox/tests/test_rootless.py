@@ -110,7 +110,7 @@ def test_the_level_is_said_and_what_it_lacks(said):
 def test_a_user_s_sandbox_holds(said):
     assert said["id"][2].split() == ["0", "CapEff:", "0000000000000000", "/root"]
     assert said["bomb"][0] == "timed_out"
-    assert said["after"][2].strip() == "4"
+    assert int(said["after"][2]) <= 4  # init, the shell, ls and grep
     assert said["memory"][0] == "oom_killed" or "MemoryError" in said["memory"][2]
     assert "No space left" in said["disk"][2]
     text = said["doors"][2].lower()

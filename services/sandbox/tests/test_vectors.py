@@ -7,13 +7,42 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from sandbox.backends.local import LocalBackend
+from sandbox.cgroups import CgroupsUnavailable
 from sandbox.types import MIB, Cause, Limits, Termination
 from servicekit.errors import InvalidArgument, NotFound
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def manager_over_local(tmp_path_factory, suite_maker, starter):
+    """One manager for all vectors: starting one costs more than most of them."""
+    folder = tmp_path_factory.mktemp("vectors")
+    made = suite_maker(LocalBackend(folder), folder, time.time)
+    await starter(made)
+    yield made
+    await made.manager.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def real(manager_over_local):
+    """The manager, without sandboxes before and after."""
+    yield manager_over_local
+    await manager_over_local.fleet.destroy_all(Cause.CANCELLED)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def box(real, use):
+    """One real sandbox."""
+    return use(real, (await real.create(real.rollout_id())).info)
 
 
 def _limits(**changes: int) -> Limits:
@@ -253,7 +282,11 @@ async def test_12b_nothing_of_the_host_is_in_sight(box):
     assert text.startswith("hone-sandbox ")
     assert sys.executable not in text
     assert "HONE" not in text
-    assert text.split()[-1] == "4"  # init, the shell, ls and grep
+    assert int(text.split()[-1]) <= 4  # init, the shell, ls and grep
+    descriptors = await box.python(
+        "import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))"
+    )
+    assert descriptors.stdout == b"[0, 1, 2, 3]\n"  # 3 is the listing itself
 
 
 async def test_15_creation_from_a_thread_that_ends_does_not_end_the_sandbox(real, use):
@@ -364,17 +397,17 @@ def _host_processes(*argv: str) -> list[int]:
 
 
 @pytest.mark.slow
-async def test_14_a_hundred_creates_at_once(real, tmp_path):
+async def test_14_a_hundred_creates_at_once(real):
     made = await asyncio.gather(*(real.create(real.rollout_id()) for _ in range(100)))
     assert len({one.info.sandbox_id for one in made}) == 100
     stats = real.manager.stats()
     assert stats.live_count == stats.expected_count == 100
     await real.fleet.destroy_all(Cause.CANCELLED)
     assert real.manager.stats().live_count == 0
-    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    assert "/vectors0/" not in Path("/proc/self/mountinfo").read_text()
 
 
-def test_the_spawner_imports_nothing_but_the_standard_library():
+async def test_the_spawner_imports_nothing_but_the_standard_library():
     code = (
         "import sys; sys.path.append(sys.argv[1]); import sandbox.spawner.main; "
         "print([m for m in sys.modules if 'site-packages' in (getattr(sys.modules[m], '__file__', '') or '')])"
@@ -392,3 +425,25 @@ async def test_08b_rm_rf_through_every_mount_leaves_the_host_whole(box):
     await box.sh("rm -rf --no-preserve-root /")
     assert (sorted(os.listdir("/usr/bin")), sorted(os.listdir("/etc"))) == before
     assert (await box.sh("true")).termination is Termination.SANDBOX_BROKEN_BY_WORKLOAD
+
+
+async def test_without_control_groups_the_level_says_so_and_processes_are_still_limited(
+    tmp_path, suite_maker, starter, use
+):
+    def none_here():
+        raise CgroupsUnavailable("none in this test")
+
+    backend = LocalBackend(tmp_path, find_cgroups=none_here)
+    suite = suite_maker(backend, tmp_path, time.time)
+    await starter(suite)
+    assert suite.manager.stats().isolation.endswith("-rlimits")
+    limits = _limits(max_processes=30)
+    box = use(suite, (await suite.create(suite.rollout_id(), limits=limits)).info)
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    assert (await box.python(bomb, timeout_seconds=0.5)).termination is Termination.TIMED_OUT
+    after = await box.sh("ls /proc | grep -c '^[0-9]'")
+    assert int(after.stdout) <= 4
+    assert b"MemoryError" in (await box.python("bytearray(1 << 30)")).stderr
+    assert suite.manager.stats().live_count == 1
+    await suite.manager.close()
+    assert backend.live_count() == 0

@@ -10,11 +10,11 @@ start and says which step failed. Levels, strongest first:
 """
 
 import asyncio
-import contextlib
 import fcntl
 import logging
 import os
 import resource
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from typing import Any
 from sandbox.backends.local_box import LaunchError, LocalBox
 from sandbox.backends.protocol import BackendInfo, BoxLost
 from sandbox.backends.spawner_process import SpawnerProcess
-from sandbox.cgroups import Cgroups, CgroupsUnavailable, find_tree
+from sandbox.cgroups import Cgroups, CgroupsUnavailable, Tree, find_tree
 from sandbox.rootfs import DEFAULT_ENV, HOST_NAME, SHELL, RootPlan, plan_host_root
 from sandbox.spawner import syscalls
 from sandbox.types import Command, Limits, Termination
@@ -45,8 +45,15 @@ _OPEN_FILES = 1024
 class LocalBackend:
     """Makes sandboxes on this machine."""
 
-    def __init__(self, state_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        find_cgroups: Callable[[], Tree] = find_tree,
+    ) -> None:
         """Keeps its lock, its own id and what is bound into every root in `state_dir`."""
+        self._find_tree = find_cgroups
         self._state_dir = state_dir.absolute()
         self._clock = clock
         self._rootless = os.geteuid() != 0
@@ -61,6 +68,12 @@ class LocalBackend:
 
     async def start(self) -> BackendInfo:
         """Get ready; see `Backend.start`."""
+        if sys.platform != "linux":
+            raise FailedPrecondition(
+                f"the backend local needs Linux, found {sys.platform}; run the service in a Linux VM",
+                reason="ISOLATION_UNAVAILABLE",
+                attributable="infra",
+            )
         self.lock()
         syscalls.set_child_subreaper()  # if the spawner dies, its orphans come here to be reaped
         (self._state_dir / "root").mkdir(exist_ok=True)
@@ -153,7 +166,7 @@ class LocalBackend:
     def _find_cgroups(self) -> str:
         """Set up control groups and remove dead managers' remains; return why there are none."""
         try:
-            self._cgroups = Cgroups(find_tree(), self._generation())
+            self._cgroups = Cgroups(self._find_tree(), self._generation())
         except CgroupsUnavailable as error:
             return f"no group limits, only limits per process: {error}"
         missing = (
@@ -183,8 +196,7 @@ class LocalBackend:
         for name, seen in self._first_seen.items():
             if self._clock() - seen > _UNKNOWN_SECONDS:
                 group = self._cgroups.find(own, name)
-                with contextlib.suppress(FileNotFoundError):
-                    group.kill_all()
+                group.kill_all()
                 reaped += group.remove()
         return reaped
 

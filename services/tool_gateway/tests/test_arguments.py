@@ -1,4 +1,5 @@
 import pytest
+
 from tool_gateway.arguments import ArgumentReader, BadArguments
 from tool_gateway.tools.calculator import Calculator
 

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+
 from tool_gateway.arithmetic import ArithmeticProblem, evaluate, show
 from tool_gateway.tools.base import CallSite
 from tool_gateway.tools.calculator import Calculator

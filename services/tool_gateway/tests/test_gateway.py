@@ -8,6 +8,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
 from servicekit.errors import FailedPrecondition, Unavailable
 from tool_gateway.gateway import CallFact, Gateway, Turn
 from tool_gateway.ledger import CallLedger

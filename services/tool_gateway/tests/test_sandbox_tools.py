@@ -1,6 +1,7 @@
 """What the model is told about commands, however they end."""
 
 import pytest
+
 from tool_gateway.output import MAX_CONTENT_BYTES, clip
 from tool_gateway.sandboxes import Command, Ended, Sandbox, Termination
 from tool_gateway.tools.base import CallSite, Tool

@@ -14,11 +14,12 @@ from typing import Any
 
 import grpc
 import pytest
-from eventbus.memory_bus import MemoryBus
 from hone.common.v1 import message_pb2
 from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
 from opentelemetry import trace
+
+from eventbus.memory_bus import MemoryBus
 from servicekit.attributes import TOKEN_METADATA_KEY
 from servicekit.channels import connect
 from servicekit.errors import (

@@ -2,11 +2,11 @@
 
 import time
 
-from eventbus.nats_bus import NatsBus
 from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
+
+from eventbus.nats_bus import NatsBus
 from servicekit.channels import connect, resolve
 from servicekit.serve import App, run
-
 from tool_gateway.announcer import Announcer
 from tool_gateway.clients import GrpcSandbox
 from tool_gateway.gateway import Gateway

@@ -7,12 +7,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from eventbus.bus import EventBus
-from eventbus.envelope import new_envelope
 from opentelemetry import context as otel_context
 from opentelemetry.context import Context
-from servicekit.errors import HoneError
 
+from eventbus.bus import EventBus
+from eventbus.envelope import new_envelope
+from servicekit.errors import HoneError
 from tool_gateway.convert import fact_to_event
 from tool_gateway.gateway import CallFact
 

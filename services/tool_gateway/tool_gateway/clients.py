@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import grpc
 from hone.sandbox.v1 import sandbox_pb2_grpc
+
 from servicekit.attributes import TOKEN_METADATA_KEY
 from servicekit.errors import DeadlineExceeded, NotFound, Unavailable
 from servicekit.tokens import current_token_text
-
 from tool_gateway.convert import command_to_proto, ended_from_proto
 from tool_gateway.sandboxes import Command, Ended
 

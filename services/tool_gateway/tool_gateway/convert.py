@@ -6,13 +6,13 @@ from hone.common.v1 import message_pb2
 from hone.events.v1 import events_pb2
 from hone.sandbox.v1 import sandbox_pb2
 from hone.tool_gateway.v1 import tool_gateway_pb2
-from servicekit.errors import InvalidArgument, Unavailable
-from trajectory.convert import duration_from_proto, duration_to_proto, tool_call_from_proto
-from trajectory.types import ToolCall
 
+from servicekit.errors import InvalidArgument, Unavailable
 from tool_gateway.gateway import CallFact, CallResult, Turn
 from tool_gateway.sandboxes import Command, Ended, Termination
 from tool_gateway.tools.base import ToolSpec
+from trajectory.convert import duration_from_proto, duration_to_proto, tool_call_from_proto
+from trajectory.types import ToolCall
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 MAX_TIMEOUT_SECONDS = 3600.0

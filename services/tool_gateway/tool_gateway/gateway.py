@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from opentelemetry import trace
+
 from servicekit import attributes
 from servicekit.errors import HoneError
-from trajectory.types import ToolCall
-
 from tool_gateway.arguments import ArgumentReader, BadArguments
 from tool_gateway.ledger import CallLedger
 from tool_gateway.output import clip
 from tool_gateway.tools.base import TOOL_ERROR, TOOL_TIMEOUT, CallSite, Tool, ToolOutput
+from trajectory.types import ToolCall
 
 UNKNOWN_TOOL = "unknown_tool"
 NEEDS_SANDBOX = "this tool needs a sandbox and the rollout has none"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from servicekit.errors import FailedPrecondition
-
 from tool_gateway.tools.base import ToolOutput
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import grpc
 from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
+
 from servicekit.errors import InvalidArgument
 from servicekit.tokens import require_token
-
 from tool_gateway.convert import calls_from_proto, result_to_proto, spec_to_proto, turn_from_proto
 from tool_gateway.gateway import Gateway
 

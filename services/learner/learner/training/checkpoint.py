@@ -11,6 +11,7 @@ hidden and ignored, and swept up by the next save.
 """
 
 import json
+import pickle
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
             trainer.policy.load_reference(folder / REFERENCE)
         saved = torch.load(folder / TRAINER, weights_only=True)
         trainer.optimizer.load_state_dict(saved["optimizer"])
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
     torch.set_rng_state(saved["rng"])
     trainer.step = checkpoint.step

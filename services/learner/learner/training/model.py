@@ -4,6 +4,7 @@ The reference shares the base model's weights: it is the base alone, or a second
 at step 0 is exactly 0, and no second model is held.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -132,6 +133,11 @@ class Policy:
             config.save_pretrained(str(folder))
         finally:
             config.inference_mode = was
+        # peft keeps the layers' names in a set: sorted, equal adapters are equal files.
+        file = folder / ADAPTER_CONFIG
+        written = json.loads(file.read_text(encoding="utf-8"))
+        written["target_modules"] = sorted(written["target_modules"])
+        file.write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def load_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerBase:
@@ -199,7 +205,7 @@ def _new_adapter(base: Any, settings: PolicySettings) -> Any:
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number works
         lora_dropout=0.0,
-        target_modules=list(settings.target_modules) or "all-linear",
+        target_modules=list(settings.target_modules) or _linear_layers(base),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -207,6 +213,18 @@ def _new_adapter(base: Any, settings: PolicySettings) -> Any:
             return peft.get_peft_model(base, config, adapter_name=POLICY)
         except ValueError as error:
             raise ModelUnusableError(f"lora.target_modules: {error}") from error
+
+
+def _linear_layers(base: Any) -> list[str]:
+    """Returns the names of the linear layers of the blocks, which is all but the output layer."""
+    head = base.get_output_embeddings()
+    return sorted(
+        {
+            name.rsplit(".", 1)[-1]
+            for name, module in base.named_modules()
+            if isinstance(module, torch.nn.Linear) and module is not head
+        }
+    )
 
 
 def _reference_folder(settings: PolicySettings) -> Path | None:

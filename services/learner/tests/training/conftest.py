@@ -1,4 +1,4 @@
-"""A tiny model and rows with forks, for tests of the training core."""
+"""A model smaller than the tiny one, for speed, and rows with forks, for tests of the training core."""
 
 import random
 from collections.abc import Callable
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from learner.ports import ScoredRollout
 from learner.training.model import Policy, PolicySettings, load_policy
-from modelstore.tiny import make_tiny_model
+from modelstore.tiny import make_tiny_tokenizer
 from trajectory.types import TokenRow, TokenSpan
 
 
@@ -21,7 +22,21 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-model")
-    make_tiny_model(folder, seed=0)
+    config = transformers.LlamaConfig(
+        vocab_size=512,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(str(folder))
+    make_tiny_tokenizer().save_pretrained(str(folder))
     return folder
 
 

@@ -15,7 +15,7 @@ from eventbus.nats_bus import NatsBus
 from modelstore.resolve import resolve_model
 from rollout.adapters import AdapterFolders
 from rollout.clients import IDEMPOTENT_METHODS, SandboxClient, Tokens, ToolGatewayClient
-from rollout.consumer import BusBlobFetcher, BusReporter, consume_requests
+from rollout.consumer import BusBlobFetcher, BusReporter, consume_requests, follow_policies
 from rollout.engines.base import EngineError, ModelKey
 from rollout.engines.table import ENGINES, EngineOptions, choose_engine
 from rollout.executor import Executor, LeaseTimes
@@ -67,6 +67,7 @@ async def build(app: App[RolloutSettings]) -> None:
         ),
         name="rollout requests",
     )
+    app.spawn(follow_policies(bus, policies, stop=app.stopping), name="published policies")
 
 
 def make_policies(settings: RolloutSettings, adapters: AdapterFolders) -> Policies:

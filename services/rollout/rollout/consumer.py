@@ -14,10 +14,18 @@ from eventbus.blobs import Blobs
 from eventbus.bus import Delivery, EventBus
 from eventbus.envelope import new_envelope
 from eventbus.errors import LogTruncated
-from rollout.convert import adapter_to_proto, job_from_proto
+from rollout.convert import (
+    adapter_from_proto,
+    adapter_to_proto,
+    job_from_proto,
+    model_from_proto,
+)
+from rollout.engines.base import EngineError, PolicyKey
 from rollout.executor import Executor
 from rollout.failures import failure
 from rollout.jobs import AdapterRef, RolloutJob
+from rollout.policies import Policies
+from servicekit.errors import HoneError
 from trajectory import convert
 from trajectory.types import Attribution, Failure, FailureKind, RolloutRecord, TurnRecord
 
@@ -160,3 +168,30 @@ async def consume_requests(
         ack_wait_seconds=ack_wait_seconds,
         max_deliver=MAX_DELIVER,
     )
+
+
+async def follow_policies(bus: EventBus, policies: Policies, *, stop: asyncio.Event) -> None:
+    """Loads what is published for models that run here, before the first rollout asks for it.
+
+    Every replica reads the log for itself; a policy that is missed is loaded on demand.
+    """
+    async with aclosing(bus.read(["policy_published"], follow=True, stop=stop)) as events:
+        async for event in events:
+            published = event.envelope.policy_published
+            policy = PolicyKey(event.envelope.run_id, published.policy_version)
+            try:
+                model = model_from_proto(published.model)
+                adapter = (
+                    adapter_from_proto(published.adapter) if published.HasField("adapter") else None
+                )
+                if policies.serves(model):
+                    await policies.load(model, policy, adapter)
+            except (EngineError, HoneError, ValueError) as error:
+                _LOG.warning(
+                    "published policy not loaded",
+                    extra={
+                        "run_id": policy.run_id,
+                        "version": policy.version,
+                        "error": str(error),
+                    },
+                )

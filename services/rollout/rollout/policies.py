@@ -99,6 +99,11 @@ class Policies:
         served = await self._open(model)
         async with served.lock:
             await self._load(served, policy, adapter)
+        await self._drop_idle(served)
+
+    def serves(self, model: ModelKey) -> bool:
+        """Says whether the model's engine runs."""
+        return model in self._served
 
     @asynccontextmanager
     async def use(
@@ -183,18 +188,27 @@ class Policies:
     ) -> _Loaded:
         self._clock += 1
         loaded = served.policies.get(policy)
+        if loaded is not None and loaded.adapter != adapter:
+            # A learner that lost its last checkpoint makes a version again, with other weights.
+            await self._forget_superseded(served, policy, loaded)
+            loaded = None
         if loaded is None:
             folder = None if adapter is None else await self._adapters.get(adapter)
             await served.engine.load_policy(policy, folder)
             loaded = served.policies[policy] = _Loaded(adapter)
             _LOG.info("policy loaded", extra={"run_id": policy.run_id, "version": policy.version})
-        elif loaded.adapter != adapter:
-            raise EngineError(
-                f"policy {policy.run_id} v{policy.version} is loaded from another adapter than the "
-                "request names; a version never changes"
-            )
         loaded.used = self._clock
         return loaded
+
+    async def _forget_superseded(self, served: _Served, policy: PolicyKey, loaded: _Loaded) -> None:
+        if loaded.in_flight:
+            raise EngineError(
+                f"policy {policy.run_id} v{policy.version} still acts from another adapter than "
+                "the request names",
+                retryable=True,
+            )
+        del served.policies[policy]
+        await served.engine.unload_policy(policy)
 
     async def _drop_idle(self, served: _Served) -> None:
         """Unloads policies that were replaced, and the longest unused beyond what may stay."""

@@ -18,8 +18,9 @@ from eventbus.errors import RetryLater
 from eventbus.memory_bus import MemoryBus
 from rollout.adapters import AdapterFolders
 from rollout.agent_loop import ToolCaller, ToolOutcome
-from rollout.consumer import BusBlobFetcher, BusReporter, consume_requests
+from rollout.consumer import BusBlobFetcher, BusReporter, consume_requests, follow_policies
 from rollout.convert import job_from_proto
+from rollout.engines.base import EngineError, ModelKey, PolicyKey
 from rollout.engines.scripted import ScriptedEngine
 from rollout.executor import Executor, LeaseTimes
 from rollout.failures import RolloutError
@@ -392,3 +393,28 @@ class _Raising:
 
     async def call(self, turn: int, calls: Sequence[ToolCall]) -> Sequence[ToolOutcome]:
         raise self.raised
+
+
+async def test_published_policies_are_loaded_where_the_model_runs(suite: Suite) -> None:
+    loaded: list[tuple[str, int]] = []
+    stop = asyncio.Event()
+
+    class Watching:
+        def serves(self, model: ModelKey) -> bool:
+            return model.path == "tiny"
+
+        async def load(self, model: ModelKey, policy: PolicyKey, adapter: object) -> None:
+            loaded.append((model.path, policy.version))
+            if policy.version == 1:
+                raise EngineError("a broken adapter stops nothing")
+            stop.set()
+
+    for version, path in enumerate(["other", "tiny", "tiny"]):
+        payload = events_pb2.PolicyPublished(
+            policy_version=version, model=run_spec_pb2.ModelSpec(path=path)
+        )
+        await suite.bus.publish(
+            new_envelope(payload, source="learner", run_id="run", clock=suite.clock)
+        )
+    await follow_policies(suite.bus, Watching(), stop=stop)  # type: ignore[arg-type]
+    assert loaded == [("tiny", 1), ("tiny", 2)]

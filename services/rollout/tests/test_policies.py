@@ -126,6 +126,15 @@ async def test_a_replaced_policy_goes_with_its_last_rollout(
     assert [status.policy.version for status in policies.status()] == [2]
 
 
+async def test_a_newer_version_replaces_an_idle_one_when_it_is_loaded(
+    policies: Policies, engine: FakeEngine, store: Store
+) -> None:
+    await policies.load(MODEL, PolicyKey("r", 1), adapter(store, 1))
+    await policies.load(MODEL, PolicyKey("r", 2), adapter(store, 2))
+    assert engine.log[-1] == "unload r v1"
+    assert policies.serves(MODEL)
+
+
 async def test_few_idle_policies_of_other_runs_stay(policies: Policies, engine: FakeEngine) -> None:
     for run in ("a", "b", "c"):
         async with policies.use(MODEL, PolicyKey(run, 0), None):
@@ -134,10 +143,16 @@ async def test_few_idle_policies_of_other_runs_stay(policies: Policies, engine: 
     assert len(policies.status()) == 2
 
 
-async def test_a_version_never_changes(policies: Policies, store: Store) -> None:
-    await policies.load(MODEL, PolicyKey("r", 1), adapter(store, 1))
-    with pytest.raises(EngineError, match="a version never changes"):
-        await policies.load(MODEL, PolicyKey("r", 1), adapter(store, 2))
+async def test_a_version_made_again_replaces_the_first_once_nobody_acts_by_it(
+    policies: Policies, engine: FakeEngine, store: Store
+) -> None:
+    policy = PolicyKey("r", 1)
+    async with policies.use(MODEL, policy, adapter(store, 1)):
+        with pytest.raises(EngineError, match="still acts from another adapter") as raised:
+            await policies.load(MODEL, policy, adapter(store, 2))
+        assert raised.value.retryable
+    await policies.load(MODEL, policy, adapter(store, 2))
+    assert engine.log == ["start m", "load r v1", "unload r v1", "load r v1"]
 
 
 async def test_another_model_closes_the_unused_one(policies: Policies, engine: FakeEngine) -> None:

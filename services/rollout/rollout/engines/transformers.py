@@ -155,6 +155,12 @@ class TransformersEngine:
         return self._model
 
     def _submit(self, job: Job) -> None:
+        try:
+            self._enqueue(job)
+        except Exception as err:  # The worker must outlive any request.
+            job.done(EngineError(f"engine transformers: {err}", retryable=True))
+
+    def _enqueue(self, job: Job) -> None:
         policy = job.request.policy
         weights = self._sets.get(policy)
         if weights is None:
@@ -171,20 +177,24 @@ class TransformersEngine:
             )
         batch.submit(job)
 
+    def _step(self, batch: PolicyBatch) -> None:
+        try:
+            batch.step()
+        except Exception as err:  # Torch fails in many ways; the requests must end.
+            batch.fail_all(
+                EngineError(f"engine transformers: a step failed: {err}", retryable=True)
+            )
+            self._batches.pop(batch.policy, None)
+
     def _run(self) -> None:
         """Works until told to stop: takes what has arrived, then one step of each policy."""
         while self._receive():
-            for batch in list(self._batches.values()):
-                if batch.busy:
-                    try:
-                        batch.step()
-                    except Exception as err:  # Torch fails in many ways; the requests must end.
-                        batch.fail_all(
-                            EngineError(
-                                f"engine transformers: a step failed: {err}", retryable=True
-                            )
-                        )
-                        self._batches.pop(batch.policy, None)
+            busy = [batch for batch in self._batches.values() if batch.busy]
+            for batch in self._batches.values():
+                if busy and batch not in busy:
+                    batch.release()
+            for batch in busy:
+                self._step(batch)
         for batch in self._batches.values():
             batch.fail_all(EngineError("the engine has stopped", retryable=True))
 

@@ -90,6 +90,11 @@ class PolicyBatch:
         else:
             self._waiting.append(job)
 
+    def release(self) -> None:
+        """Frees the rows of an idle batch; another policy may need the memory."""
+        if not self.busy:
+            self._rows = self._model.make_rows(self._max_rows)
+
     def fail_all(self, error: Exception) -> None:
         """Ends everything with an error."""
         for job in (*self._active, *self._waiting):

@@ -24,6 +24,8 @@ OWN_PROCESSES = 2
 _FOLDER = "hone-sandbox"
 _MANAGER_LEAF = "hone-manager"
 _CPU_PERIOD_MICROSECONDS = 100_000
+_REMOVE_SECONDS = 5.0
+_MAKE_TRIES = 10
 
 
 class CgroupsUnavailable(Exception):
@@ -166,17 +168,9 @@ class BoxCgroup:
             time.sleep(0.001)
         return True
 
-    def remove(self, deadline_seconds: float = 5.0) -> bool:
+    def remove(self, deadline_seconds: float = _REMOVE_SECONDS) -> bool:
         """Remove the folders; return whether they are gone."""
-        end = time.monotonic() + deadline_seconds
-        pending = list(self._unique())
-        while pending:
-            pending = [folder for folder in pending if not _remove_folder(folder)]
-            if pending and time.monotonic() > end:
-                return False
-            if pending:
-                time.sleep(0.002)  # the kernel lets go of an emptied group a moment later
-        return True
+        return _remove_folders(self._unique(), deadline_seconds)
 
     def _unique(self) -> list[Path]:
         return list(dict.fromkeys(self._folders.values()))
@@ -197,7 +191,7 @@ class Cgroups:
             if tree.version == 2:
                 _enable_controllers(tree)
             for folder in self._parents(generation):
-                folder.mkdir(parents=True, exist_ok=True)
+                _make_folder(folder)
                 if tree.version == 2:
                     for level in (folder.parent, folder):
                         _write(level / "cgroup.subtree_control", _plus(tree))
@@ -251,8 +245,7 @@ class Cgroups:
             group = self.find(generation, sandbox_id)
             group.kill_all()
             group.remove()
-        for folder in self._parents(generation):
-            _remove_folder(folder)
+        _remove_folders(self._parents(generation), _REMOVE_SECONDS)
 
     def close(self) -> None:
         """Remove this generation's folders; they are empty."""
@@ -308,6 +301,26 @@ def _write(path: Path, text: str) -> None:
 def _write_if_there(path: Path, text: str) -> None:
     with contextlib.suppress(FileNotFoundError, PermissionError):
         _write(path, text)
+
+
+def _make_folder(folder: Path) -> None:
+    for _ in range(_MAKE_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):  # another manager removed the empty parent
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _remove_folders(folders: list[Path], deadline_seconds: float) -> bool:
+    end = time.monotonic() + deadline_seconds
+    pending = folders
+    while pending := [folder for folder in pending if not _remove_folder(folder)]:
+        if time.monotonic() > end:
+            return False
+        time.sleep(
+            0.002
+        )  # the kernel lets go of an emptied group, and of its parent, a moment later
+    return True
 
 
 def _remove_folder(folder: Path) -> bool:

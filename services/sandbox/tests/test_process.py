@@ -1,0 +1,181 @@
+"""The whole service as a process, with a real nats-server: SIGTERM drains, SIGKILL is recovered from, NATS may go."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hone.sandbox.v1 import sandbox_pb2 as pb
+from hone.sandbox.v1 import sandbox_pb2_grpc
+
+from eventbus.nats_bus import NatsBus
+from eventbus.testing import nats_server
+from servicekit.channels import connect
+from servicekit.errors import Unavailable
+from servicekit.tokens import TokenMinter, generate_key_file
+
+__all__ = ["nats_server"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.fault]
+
+ROLLOUT = "01890000-0000-7000-8000-00000000000a"
+
+
+class Service:
+    """`python -m sandbox` in a folder."""
+
+    def __init__(self, folder: Path, nats_url: str) -> None:
+        self.folder = folder
+        self.key_file = folder / "key.pem"
+        generate_key_file(self.key_file)
+        self._settings = {
+            "HONE_SANDBOX_PORT": "0",
+            "HONE_SANDBOX_DATA_DIR": str(folder / "data"),
+            "HONE_SANDBOX_NATS_URL": nats_url,
+            "HONE_SANDBOX_TOKEN_KEY_FILE": str(self.key_file),
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        self.said: list[dict[str, object]] = []
+
+    async def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sandbox"],
+            env={**os.environ, **self._settings},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+        )
+        while True:
+            assert self.process.stderr is not None
+            line = await asyncio.to_thread(self.process.stderr.readline)
+            assert line, f"the service ended: {self.said}"
+            said = json.loads(line)
+            self.said.append(said)
+            if "cannot start" in said["message"]:
+                if "does not let" in said["message"]:
+                    pytest.skip(said["message"])
+                raise AssertionError(said)
+            if said["message"] == "serving":
+                self.port = said["port"]
+                return
+
+    async def end(self, number: int) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        _, rest = await asyncio.to_thread(self.process.communicate)
+        self.said += [json.loads(line) for line in rest.splitlines()]
+        return self.process.returncode
+
+    def connect(self):
+        minter = TokenMinter(self.key_file, time.time)
+        return connect(f"127.0.0.1:{self.port}", token=lambda: minter.mint(ROLLOUT, 1, "agent", 60))
+
+
+@pytest.fixture
+async def service(nats_server, tmp_path):
+    made = Service(tmp_path, nats_server.url)
+    await made.start()
+    yield made
+    if made.process.poll() is None:
+        await made.end(signal.SIGKILL)
+
+
+async def _create(stub) -> dict[str, str]:
+    made = await stub.CreateSandbox(
+        pb.CreateSandboxRequest(rollout_id=ROLLOUT, run_id="run-1", purpose=1)
+    )
+    return {"rollout_id": ROLLOUT, "sandbox_id": made.sandbox.sandbox_id}
+
+
+async def _told(nats_url: str) -> list[tuple[str, str]]:
+    async with await NatsBus.connect(nats_url, name="test") as bus:
+        events = [e.envelope async for e in bus.read(["sandbox_created", "sandbox_destroyed"])]
+    return [(e.WhichOneof("payload"), e.sandbox_destroyed.cause) for e in events]
+
+
+async def test_sigterm_lets_a_command_finish_and_leaves_nothing(service, nats_server):
+    async with service.connect() as channel:
+        stub = sandbox_pb2_grpc.SandboxServiceStub(channel)
+        target = await _create(stub)
+        spec = pb.ExecSpec(**target, exec_id="a", argv=["sh", "-c", "sleep 0.5; echo finished"])
+        running = asyncio.ensure_future(_exec(stub, spec))
+        await asyncio.sleep(0.2)
+        code = await service.end(signal.SIGTERM)
+        assert (await running).result.stdout == b"finished\n"
+    assert code == 0
+    assert [said for said in service.said if said["level"] in ("WARNING", "ERROR")] == []
+    assert await _told(nats_server.url) == [
+        ("sandbox_created", ""),
+        ("sandbox_destroyed", "manager_lost"),
+    ]
+    assert _groups() == []
+
+
+async def _exec(stub, spec):
+    return await stub.Exec(pb.ExecRequest(exec=spec))
+
+
+async def test_sigkill_then_restart_says_lost_and_pairs_the_events(service, nats_server):
+    async with service.connect() as channel:
+        target = await _create(sandbox_pb2_grpc.SandboxServiceStub(channel))
+    assert await service.end(signal.SIGKILL) == -signal.SIGKILL
+    await service.start()
+    async with service.connect() as channel:
+        stub = sandbox_pb2_grpc.SandboxServiceStub(channel)
+        spec = pb.ExecSpec(**target, exec_id="a", argv=["true"])
+        with pytest.raises(Unavailable) as caught:
+            await _exec(stub, spec)
+        assert (caught.value.reason, caught.value.retryable) == ("SANDBOX_LOST", True)
+        stats = await stub.GetStats(pb.GetStatsRequest())
+        assert (stats.live_count, stats.expected_count) == (0, 0)
+    assert await _told(nats_server.url) == [
+        ("sandbox_created", ""),
+        ("sandbox_destroyed", "manager_lost"),
+    ]
+    assert await service.end(signal.SIGTERM) == 0
+    assert _groups() == []
+
+
+async def test_a_create_waits_while_nats_is_away(service, nats_server):
+    nats_server.kill()
+    async with service.connect() as channel:
+        stub = sandbox_pb2_grpc.SandboxServiceStub(channel)
+        creating = asyncio.ensure_future(_create(stub))
+        await asyncio.sleep(1.0)
+        assert not creating.done()
+        nats_server.start()
+        target = await creating
+        spec = pb.ExecSpec(**target, exec_id="a", argv=["echo", "alive"])
+        assert (await _exec(stub, spec)).result.stdout == b"alive\n"
+    assert await service.end(signal.SIGTERM) == 0
+
+
+async def test_a_folder_has_one_manager(service, nats_server):
+    second = subprocess.run(
+        [sys.executable, "-m", "sandbox"],
+        env={**os.environ, **service._settings},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert second.returncode == 1
+    assert "another sandbox manager works with this folder" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def _groups() -> list[str]:
+    """List this test's generations; other managers of the machine may have theirs."""
+    found = []
+    for top, names, _ in os.walk("/sys/fs/cgroup"):
+        if Path(top).name == "hone-sandbox":
+            pids = (name.split(".")[2] for name in names)
+            found += [pid for pid in pids if not Path(f"/proc/{pid}").exists()]
+            names.clear()
+    return found

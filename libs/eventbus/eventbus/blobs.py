@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, overload
 
 from hone.common.v1 import blob_pb2
+
 from servicekit.errors import DataLoss, InvalidArgument, NotFound
 
 BUCKET = "hone-blobs"

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from servicekit.errors import Aborted, NotFound
-
 from eventbus import claims
 from eventbus.claims import Claim, ClaimState
 from eventbus.errors import ClaimLost
+from servicekit.errors import Aborted, NotFound
 
 _MAX_RACES = 50
 """Lost compare-and-set rounds in a row that can only be a defect."""

@@ -11,9 +11,9 @@ from typing import Protocol
 from google.protobuf.message import Message
 from hone.common.v1 import identity_pb2
 from hone.events.v1 import events_pb2
-from servicekit.errors import InvalidArgument
 
 from eventbus import ids, subjects
+from servicekit.errors import InvalidArgument
 
 _OF_A_ROLLOUT = frozenset(
     {

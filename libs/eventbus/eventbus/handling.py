@@ -16,12 +16,12 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 from hone.events.v1 import events_pb2
 from opentelemetry import trace
-from servicekit.errors import HoneError
 
 from eventbus import subjects, tracing
 from eventbus.backoff import Backoff
 from eventbus.bus import Delivery, Handler
 from eventbus.errors import RetryLater
+from servicekit.errors import HoneError
 
 _LOG = logging.getLogger("hone.eventbus")
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from hone.events.v1 import events_pb2
 from opentelemetry import trace
-from servicekit.errors import InvalidArgument, ResourceExhausted, Unavailable
 
 from eventbus import subjects, tracing
 from eventbus.bus import Handler, LoggedEvent, PublishAck, StreamUsage
@@ -21,6 +20,7 @@ from eventbus.memory.durable import MemoryConsumer, MemoryDurable, MemoryRetryLe
 from eventbus.memory.log import MemoryLog
 from eventbus.memory.stores import MemoryBlobs, MemoryClaimStore
 from eventbus.outgoing import MAX_EVENT_BYTES, checked, publish_dead_letter
+from servicekit.errors import InvalidArgument, ResourceExhausted, Unavailable
 
 
 class MemoryBus:

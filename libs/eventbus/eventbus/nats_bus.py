@@ -15,7 +15,6 @@ from google.protobuf.message import DecodeError
 from hone.events.v1 import events_pb2
 from nats.aio.msg import Msg
 from opentelemetry import trace
-from servicekit.errors import DataLoss, HoneError
 
 from eventbus import subjects, tracing
 from eventbus.bus import STREAM, Handler, LoggedEvent, PublishAck, StreamUsage
@@ -31,6 +30,7 @@ from eventbus.jetstream.reader import StreamReader
 from eventbus.jetstream.retry import persist
 from eventbus.jetstream.streams import CLAIMS_BUCKET, Streams
 from eventbus.outgoing import checked, publish_dead_letter
+from servicekit.errors import DataLoss, HoneError
 
 _LOG = logging.getLogger("hone.eventbus")
 
@@ -51,7 +51,8 @@ class NatsBus:
         self._clock = clock
         self._rng = rng
         self._streams = Streams(connection, rng)
-        self._publisher = Publisher(connection, self._streams, rng)
+        connection.repair = self._streams.repair
+        self._publisher = Publisher(connection, rng)
         self._tracer = tracer
 
     @classmethod
@@ -190,7 +191,7 @@ class NatsBus:
 
     async def blobs(self) -> NatsBlobs:
         """Returns the blobs of the suite."""
-        return NatsBlobs(self._connection, self._rng)
+        return NatsBlobs(self._connection, self._publisher, self._rng)
 
     async def usage(self) -> StreamUsage:
         """Returns how full the stream is."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from hone.events.v1 import events_pb2
 from opentelemetry import context as otel_context
-from servicekit.errors import InvalidArgument
 
 from eventbus import subjects, tracing
 from eventbus.bus import PublishAck
 from eventbus.envelope import dead_letter, payload_type, subject_of
 from eventbus.handling import Refusal
+from servicekit.errors import InvalidArgument
 
 _LOG = logging.getLogger("hone.eventbus")
 

@@ -89,6 +89,16 @@ class NatsServer:
         self.kill()
         self.start()
 
+    def freeze(self) -> None:
+        """Stops the server in its tracks: connections stay open and nothing answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Lets a frozen server go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def wipe(self) -> None:
         """Removes everything that a dead server stored."""
         assert not self.is_running

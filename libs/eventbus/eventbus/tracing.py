@@ -13,6 +13,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
 from servicekit import attributes, identity
 
 TRACER = "hone.eventbus"

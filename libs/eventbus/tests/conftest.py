@@ -7,16 +7,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from hone.events.v1 import events_pb2
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
 from eventbus.bus import EventBus, PublishAck
 from eventbus.envelope import new_envelope
 from eventbus.jetstream.options import BusOptions
 from eventbus.memory_bus import MemoryBus
 from eventbus.nats_bus import NatsBus
 from eventbus.testing import nats_server, start_nats
-from hone.events.v1 import events_pb2
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 __all__ = ["nats_server"]
 

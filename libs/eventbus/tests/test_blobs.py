@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 from hone.common.v1 import blob_pb2
+
 from servicekit.errors import DataLoss, InvalidArgument, NotFound
 
 

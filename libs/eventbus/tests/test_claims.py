@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from eventbus.claims import Acquired, ClaimState, Committed, Expired, Held, Lost
 from eventbus.errors import ClaimLost
 from servicekit.errors import NotFound

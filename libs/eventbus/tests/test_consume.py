@@ -5,6 +5,7 @@ import itertools
 from collections import Counter
 
 import pytest
+
 from eventbus.errors import RetryLater
 from servicekit.errors import InvalidArgument
 

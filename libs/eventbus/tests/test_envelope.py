@@ -4,9 +4,10 @@ import time
 import uuid
 
 import pytest
+from hone.events.v1 import events_pb2
+
 from eventbus import ids, subjects
 from eventbus.envelope import new_envelope, subject_of
-from hone.events.v1 import events_pb2
 from servicekit.errors import InvalidArgument
 
 

@@ -4,9 +4,10 @@ import asyncio
 import time
 
 import pytest
-from eventbus.envelope import new_envelope
 from hone.common.v1 import outcome_pb2
 from hone.events.v1 import events_pb2
+
+from eventbus.envelope import new_envelope
 from servicekit.errors import InvalidArgument, ResourceExhausted
 
 

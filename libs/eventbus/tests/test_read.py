@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+
 from eventbus.errors import LogTruncated
 
 

@@ -1,15 +1,18 @@
 """Blobs in a NATS object store, in the store's own format, so that any client can read them.
 
-Reading goes through `StreamReader` into a file: the client's `get` into memory is quadratic, and its ordered push
-consumer can hang after a killed server.
+The client's own `put` and `get` are not used: `put` begins again from nothing when NATS goes for a moment and leaves
+its chunks behind, `get` into memory is quadratic, and its push consumer can hang after a killed server. Here each
+chunk is published under an id like an event, and chunks are read like events, into a file.
 """
 
 import asyncio
 import base64
 import contextlib
-import logging
+import json
 import random
 import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, overload
 
@@ -17,58 +20,46 @@ import nats.js.errors
 from hone.common.v1 import blob_pb2
 from nats.js import api
 from nats.js.object_store import ObjectStore
-from servicekit.errors import DataLoss
 
 from eventbus import blobs
 from eventbus.jetstream.connection import NatsConnection
+from eventbus.jetstream.publisher import Publisher
 from eventbus.jetstream.reader import StreamReader
 from eventbus.jetstream.retry import persist
-
-_LOG = logging.getLogger("hone.eventbus")
+from servicekit.errors import DataLoss, HoneError
 
 _STREAM = f"OBJ_{blobs.BUCKET}"
 
-_PUT_DEADLINE_SECONDS_PER_GIB = 120.0
-"""Beyond the publish deadline: the whole put is one try."""
+_CHUNK_BYTES = 256 * 1024
 
 
 class NatsBlobs:
     """The object store of the suite, in NATS."""
 
-    def __init__(self, connection: NatsConnection, rng: random.Random) -> None:
-        """Keeps the connection."""
+    def __init__(
+        self, connection: NatsConnection, publisher: Publisher, rng: random.Random
+    ) -> None:
+        """Keeps the parts."""
         self._connection = connection
+        self._publisher = publisher
         self._rng = rng
 
     async def put(self, name: str, data: bytes | Path) -> blob_pb2.BlobRef:
         """Stores bytes or a file under a name, unless it is stored there already."""
         ref = await asyncio.to_thread(blobs.reference, name, data)
         known = await self._info(name)
-        if known is not None and known.size == ref.size_bytes and _hex_digest(known) == ref.sha256:
+        if known is not None and known.size == ref.size_bytes and known.digest == _digest(ref):
             return ref
-        deadline = self._connection.options.publish_deadline_seconds
-        deadline += _PUT_DEADLINE_SECONDS_PER_GIB * ref.size_bytes / (1 << 30)
-
-        async def store() -> api.ObjectInfo:
-            bucket = await self._bucket()
-            if isinstance(data, bytes):
-                return await bucket.put(name, data)
-            with data.open("rb") as file:
-                return await bucket.put(name, file)
-
-        info = await persist(
-            self._connection,
-            f"storing the blob {name}",
-            store,
-            rng=self._rng,
-            deadline_seconds=deadline,
-        )
-        if _hex_digest(info) != ref.sha256:
-            raise DataLoss(
-                f"blob {name!r} changed while it was being stored: its sha256 was {ref.sha256} before and "
-                f"{_hex_digest(info)} after",
-                reason="BLOB_CHANGED",
-            )
+        nuid = f"{self._rng.getrandbits(128):032x}"
+        try:
+            num_chunks = await self._put_chunks(ref, data, nuid)
+            await self._put_info(ref, nuid, num_chunks)
+        except HoneError:
+            with contextlib.suppress(HoneError):
+                await self._purge_chunks(nuid)
+            raise
+        if known is not None and known.nuid:
+            await self._purge_chunks(known.nuid)
         return ref
 
     @overload
@@ -92,6 +83,44 @@ class NatsBlobs:
             await self._fetch(ref, info.nuid, file)
         return destination
 
+    async def _put_chunks(self, ref: blob_pb2.BlobRef, data: bytes | Path, nuid: str) -> int:
+        """Stores the chunks, one after another so that they lie in order, and returns how many there are."""
+        checker = blobs.Checker()
+        subject = f"$O.{blobs.BUCKET}.C.{nuid}"
+        number = 0
+        for number, chunk in enumerate(_chunks(data), start=1):
+            checker.update(chunk)
+            await self._publisher.publish(
+                f"storing the blob {ref.name}", subject, chunk, {"Nats-Msg-Id": f"{nuid}.{number}"}
+            )
+        if checker.sha256 != ref.sha256:
+            raise DataLoss(
+                f"blob {ref.name!r} changed while it was being stored: its sha256 was {ref.sha256} before and "
+                f"{checker.sha256} after",
+                reason="BLOB_CHANGED",
+            )
+        return number
+
+    async def _put_info(self, ref: blob_pb2.BlobRef, nuid: str, num_chunks: int) -> None:
+        info = api.ObjectInfo(
+            name=ref.name,
+            bucket=ref.bucket,
+            nuid=nuid,
+            size=ref.size_bytes,
+            chunks=num_chunks,
+            digest=_digest(ref),
+            mtime=datetime.now(UTC).isoformat(),
+            options=api.ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES),
+        )
+        key = base64.urlsafe_b64encode(ref.name.encode()).decode()
+        headers = {"Nats-Msg-Id": f"{nuid}.info", "Nats-Rollup": "sub"}
+        await self._publisher.publish(
+            f"naming the blob {ref.name}",
+            f"$O.{blobs.BUCKET}.M.{key}",
+            json.dumps(info.as_dict()).encode(),
+            headers,
+        )
+
     async def _fetch(self, ref: blob_pb2.BlobRef, nuid: str, file: BinaryIO) -> None:
         checker = blobs.Checker()
         reader = StreamReader(
@@ -112,7 +141,7 @@ class NatsBlobs:
 
     async def _info(self, name: str) -> api.ObjectInfo | None:
         async def look() -> api.ObjectInfo | None:
-            bucket = await self._bucket()
+            bucket = ObjectStore(name=blobs.BUCKET, stream=_STREAM, js=self._connection.jetstream)
             try:
                 return await bucket.get_info(name)
             except nats.js.errors.NotFoundError:
@@ -120,10 +149,22 @@ class NatsBlobs:
 
         return await persist(self._connection, f"looking for the blob {name}", look, rng=self._rng)
 
-    async def _bucket(self) -> ObjectStore:
-        return ObjectStore(name=blobs.BUCKET, stream=_STREAM, js=self._connection.jetstream)
+    async def _purge_chunks(self, nuid: str) -> None:
+        await persist(
+            self._connection,
+            f"removing the chunks {nuid}",
+            lambda: self._connection.jetstream.purge_stream(
+                _STREAM, subject=f"$O.{blobs.BUCKET}.C.{nuid}"
+            ),
+            rng=self._rng,
+        )
 
 
-def _hex_digest(info: api.ObjectInfo) -> str:
-    text = (info.digest or "").partition("=")[2]
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).hex()
+def _digest(ref: blob_pb2.BlobRef) -> str:
+    return "SHA-256=" + base64.urlsafe_b64encode(bytes.fromhex(ref.sha256)).decode()
+
+
+def _chunks(data: bytes | Path) -> Iterator[bytes]:
+    for part in blobs.parts(data):
+        for start in range(0, len(part), _CHUNK_BYTES):
+            yield part[start : start + _CHUNK_BYTES]

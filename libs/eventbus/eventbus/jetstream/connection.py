@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from servicekit.errors import Unavailable
 
 from eventbus.jetstream.options import BusOptions
+from servicekit.errors import Unavailable
 
 _LOG = logging.getLogger("hone.eventbus")
 
@@ -31,6 +31,8 @@ class NatsConnection:
         self._watchers: list[Callable[[], None]] = []
         self._waiting_logged = False
         self._closing = False
+        self.repair: Callable[[], Awaitable[None]] | None = None
+        """Makes the streams again; called where a request finds that one is missing."""
         self.generation = 0
         """Grows by one with each reconnection: whatever was under way before is gone."""
 
@@ -86,7 +88,11 @@ class NatsConnection:
                 await self._client.flush(timeout=2)
             except nats.errors.Error as err:
                 _LOG.warning("NATS did not take the last bytes", extra={"error": str(err)})
-        await self._client.close()
+        try:
+            await self._client.close()
+        except OSError as err:
+            # The server is gone, and with it whatever was still to be sent.
+            _LOG.info("NATS was gone at closing", extra={"error": repr(err)})
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls back when the connection goes and when it comes; returns what ends that."""

@@ -10,14 +10,14 @@ import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js import api
 from opentelemetry import trace
-from servicekit.errors import FailedPrecondition, InvalidArgument
 
 from eventbus import subjects
 from eventbus.bus import STREAM, Handler
 from eventbus.handling import ConsumePolicy, DeliveryRunner, Refusal, RetryLedger
 from eventbus.jetstream.connection import NatsConnection
 from eventbus.jetstream.pulls import PullInbox, position_of
-from eventbus.jetstream.retry import AWAY, BACKOFF, persist
+from eventbus.jetstream.retry import AWAY, BACKOFF, StreamMissing, persist, unless_stopped
+from servicekit.errors import FailedPrecondition, InvalidArgument
 
 _LOG = logging.getLogger("hone.eventbus")
 
@@ -139,9 +139,9 @@ class NatsConsumer:
     async def run(self, stop: asyncio.Event) -> None:
         """Consumes until `stop` is set, then drains."""
         await self._wait_connected(stop)
+        await unless_stopped(stop, self._ensure_durable())
         if stop.is_set():
             return
-        await self._ensure_durable()
         advisory = await self._connection.client.subscribe(
             f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{STREAM}.{self._policy.consumer}",
             cb=self._advise,
@@ -154,9 +154,10 @@ class NatsConsumer:
                     group.create_task(self._watch(stop)),
                 ]
                 await self._inbox.open()
-                await self._pull_until_stopped()
+                await self._pull_until_stopped(stop)
+                # Pulls first: what the runner gives back must find no pull of this process.
+                await self._inbox.drain()
                 await self._runner.drain()
-                await self._inbox.close()
                 for helper in helpers:
                     helper.cancel()
         finally:
@@ -184,7 +185,7 @@ class NatsConsumer:
             await asyncio.sleep(self._policy.ack_wait_seconds / 3)
             await self._runner.signal_progress()
 
-    async def _pull_until_stopped(self) -> None:
+    async def _pull_until_stopped(self, stop: asyncio.Event) -> None:
         generation = self._connection.generation
         while not self._stopping:
             self._wake.clear()
@@ -193,7 +194,7 @@ class NatsConsumer:
                     generation = self._connection.generation
                     await self._runner.signal_progress()
                 if self._inbox.gone:
-                    await self._replace_inbox()
+                    await unless_stopped(stop, self._replace_inbox())
                 await self._ask()
             try:
                 async with asyncio.timeout(_IDLE_SECONDS):
@@ -257,6 +258,8 @@ class NatsConsumer:
         async def create_or_update() -> None:
             try:
                 await self._connection.jetstream.add_consumer(STREAM, config)
+            except nats.js.errors.NotFoundError as err:
+                raise StreamMissing(str(err)) from err
             except nats.js.errors.BadRequestError as err:
                 raise FailedPrecondition(
                     f"durable consumer {policy.consumer!r} exists in a form that cannot become what is asked for: "

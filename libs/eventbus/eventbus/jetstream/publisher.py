@@ -13,16 +13,11 @@ from collections.abc import Mapping
 import nats.js.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from servicekit.errors import DataLoss
 
 from eventbus.bus import PublishAck
 from eventbus.jetstream.connection import NatsConnection
-from eventbus.jetstream.retry import persist
-from eventbus.jetstream.streams import Streams
-
-
-class ConnectionLost(ConnectionError):
-    """The connection went while an acknowledgement was under way; the event may or may not be stored."""
+from eventbus.jetstream.retry import ConnectionLost, StreamMissing, persist
+from servicekit.errors import DataLoss
 
 
 class AckInbox:
@@ -96,10 +91,9 @@ class AckInbox:
 class Publisher:
     """Adds messages to the stream, each exactly once within the duplicate window."""
 
-    def __init__(self, connection: NatsConnection, streams: Streams, rng: random.Random) -> None:
+    def __init__(self, connection: NatsConnection, rng: random.Random) -> None:
         """Keeps the parts; `open` subscribes."""
         self._connection = connection
-        self._streams = streams
         self._rng = rng
         self._inbox = AckInbox(connection)
         self._window = asyncio.Semaphore(connection.options.publish_window)
@@ -130,12 +124,7 @@ class Publisher:
         sent = dict(headers)
 
         async def once() -> PublishAck:
-            try:
-                return _ack_of(await self._inbox.request(subject, payload, sent))
-            except nats.js.errors.NoStreamResponseError:
-                # A server that came back with an empty store has no stream yet.
-                await self._streams.ensure()
-                raise
+            return _ack_of(await self._inbox.request(subject, payload, sent))
 
         async with self._window:
             return await persist(self._connection, what, once, rng=self._rng)
@@ -143,7 +132,7 @@ class Publisher:
 
 def _ack_of(message: Msg) -> PublishAck:
     if message.headers and message.headers.get("Status") == "503":
-        raise nats.js.errors.NoStreamResponseError()
+        raise StreamMissing("no stream takes the subject")
     try:
         answer = json.loads(message.data)
     except ValueError as err:

@@ -5,6 +5,7 @@ timeout. Here messages go straight to a callback, each request ends by itself on
 and a reconnection forgets all requests at once, so that the owner asks again.
 """
 
+import asyncio
 import contextlib
 import json
 import time
@@ -19,6 +20,8 @@ from eventbus.jetstream.connection import NatsConnection
 
 _GRACE_SECONDS = 1.0
 """How long after its end a request may still be answered."""
+
+_DRAIN_SECONDS = 2.0
 
 _ENDED = frozenset({"404", "408"})
 """Statuses that end a request and nothing else: no messages, and its time is over."""
@@ -114,6 +117,16 @@ class PullInbox:
             with contextlib.suppress(nats.errors.Error):
                 await self._subscription.unsubscribe()
             self._subscription = None
+
+    async def drain(self) -> None:
+        """Unsubscribes and hands over what is already on its way, so that nothing given back comes here again."""
+        if self._subscription is not None and self._connection.is_connected:
+            # Where NATS goes meanwhile there is nothing left to hand over.
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                async with asyncio.timeout(_DRAIN_SECONDS):
+                    # The client leaves this one method without annotations.
+                    await self._subscription.drain()  # type: ignore[no-untyped-call]
+        await self.close()
 
     async def request(self, batch: int) -> None:
         """Asks for so many more messages."""

@@ -18,7 +18,7 @@ from nats.js import api
 from eventbus.errors import LogTruncated
 from eventbus.jetstream.connection import NatsConnection
 from eventbus.jetstream.pulls import Position, PullInbox, position_of
-from eventbus.jetstream.retry import persist
+from eventbus.jetstream.retry import StreamMissing, persist, unless_stopped
 
 _LOG = logging.getLogger("hone.eventbus")
 
@@ -67,6 +67,7 @@ class StreamReader:
         self._end = 0
         self._generation = 0
         self._caught_up = False
+        self._inbox: PullInbox | None = None
         self._consumer = ""
         self._consumer_sequence = 0
 
@@ -82,17 +83,16 @@ class StreamReader:
         try:
             if self._follow:
                 await self._wait_connected()
-            await self._look_at_stream(first_time=True)
+            await unless_stopped(self._stop, self._look_at_stream(first_time=True))
             while not self._ended():
                 await self._wait_connected()
-                inbox = await self._open_consumer()
                 try:
-                    while (item := await self._next(inbox)) is not None:
+                    await unless_stopped(self._stop, self._open_consumer())
+                    while (item := await self._next()) is not None:
                         self._last = item[0].stream_sequence
                         yield item
                 finally:
-                    await inbox.close()
-                    self._buffer.clear()
+                    await self._close_consumer()
         finally:
             if watcher is not None:
                 watcher.cancel()
@@ -111,7 +111,7 @@ class StreamReader:
         info = await persist(
             self._connection,
             f"looking at the stream {self._stream}",
-            lambda: self._connection.jetstream.stream_info(self._stream),
+            self._stream_info,
             rng=self._rng,
         )
         first, last = info.state.first_seq, info.state.last_seq
@@ -123,7 +123,7 @@ class StreamReader:
         if first_time:
             self._end = last
 
-    async def _open_consumer(self) -> PullInbox:
+    async def _open_consumer(self) -> None:
         """Makes an ephemeral consumer that goes on after the last message yielded."""
         config = api.ConsumerConfig(
             deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
@@ -139,7 +139,7 @@ class StreamReader:
         info = await persist(
             self._connection,
             f"reading the stream {self._stream}",
-            lambda: self._connection.jetstream.add_consumer(self._stream, config),
+            lambda: self._add_consumer(config),
             rng=self._rng,
         )
         self._consumer = info.name
@@ -153,17 +153,36 @@ class StreamReader:
             on_change=self._wake.set,
         )
         await inbox.open()
-        return inbox
+        self._inbox = inbox
+
+    async def _close_consumer(self) -> None:
+        if self._inbox is not None:
+            await self._inbox.close()
+            self._inbox = None
+        self._buffer.clear()
+
+    async def _stream_info(self) -> api.StreamInfo:
+        try:
+            return await self._connection.jetstream.stream_info(self._stream)
+        except nats.js.errors.NotFoundError as err:
+            raise StreamMissing(str(err)) from err
+
+    async def _add_consumer(self, config: api.ConsumerConfig) -> api.ConsumerInfo:
+        try:
+            return await self._connection.jetstream.add_consumer(self._stream, config)
+        except nats.js.errors.NotFoundError as err:
+            raise StreamMissing(str(err)) from err
 
     def _receive(self, message: Msg) -> None:
         self._buffer.append((position_of(message), message))
         self._wake.set()
 
-    async def _next(self, inbox: PullInbox) -> tuple[Position, Msg] | None:
+    async def _next(self) -> tuple[Position, Msg] | None:
         """Returns the next message in order, or None where the consumer has to be made again or reading ends."""
-        while not self._ended():
+        inbox = self._inbox
+        while inbox is not None and not self._ended():
             if self._connection.generation != self._generation:
-                await self._look_at_stream(first_time=False)
+                await unless_stopped(self._stop, self._look_at_stream(first_time=False))
                 return None
             if self._buffer:
                 return self._take()

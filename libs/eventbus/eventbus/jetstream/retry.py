@@ -7,15 +7,15 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import nats.errors
 import nats.js.errors
-from servicekit.errors import HoneError, ResourceExhausted, Unavailable
 
 from eventbus.backoff import Backoff
 from eventbus.jetstream.connection import NatsConnection
+from servicekit.errors import HoneError, ResourceExhausted, Unavailable
 
 _LOG = logging.getLogger("hone.eventbus")
 
@@ -28,6 +28,15 @@ STORE_FAILED = 10077
 
 NO_ROOM = frozenset({STORE_FAILED, 10023, 10047, 10028})
 """Server error codes that mean: no room."""
+
+
+class ConnectionLost(ConnectionError):
+    """The connection went while an answer was under way; the request may or may not have been carried out."""
+
+
+class StreamMissing(ConnectionError):
+    """The server has no such stream: it came back with an empty store, or another service is just making it."""
+
 
 AWAY = (
     nats.errors.TimeoutError,
@@ -68,12 +77,12 @@ def final_error(what: str, deadline_seconds: float, last: BaseException | None) 
 async def persist(
     connection: NatsConnection,
     what: str,
-    request: Callable[[], Awaitable[T]],
+    request: Callable[[], Coroutine[Any, Any, T]],
     *,
     rng: random.Random,
     deadline_seconds: float | None = None,
 ) -> T:
-    """Makes a request until it is answered.
+    """Makes a request until it is answered. One that is under way when the connection goes is given up at once.
 
     Args:
         connection: To wait on while NATS is away.
@@ -94,10 +103,59 @@ async def persist(
         tries += 1
         try:
             await connection.wait_connected(left)
-            return await request()
+            return await _unless_disconnected(connection, request())
         except AWAY as err:
             last = err
+            if isinstance(err, StreamMissing | nats.js.errors.NoStreamResponseError):
+                await _repair(connection)
             delay = BACKOFF.delay_seconds(tries, rng)
             _LOG.debug("try again", extra={"what": what, "tries": tries, "error": repr(err)})
             await asyncio.sleep(min(delay, max(0.0, deadline - time.monotonic())))
     raise final_error(what, limit, last)
+
+
+async def unless_stopped(stop: asyncio.Event | None, work: Coroutine[Any, Any, None]) -> None:
+    """Does the work, or gives it up once stopped: stopping must not wait for NATS to come back."""
+    if stop is None:
+        await work
+        return
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        stopping.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait((working,), timeout=1)
+
+
+async def _unless_disconnected(connection: NatsConnection, request: Coroutine[Any, Any, T]) -> T:
+    """Awaits an answer, but not past the end of the connection that it would come over."""
+    lost = asyncio.Event()
+    unwatch = connection.watch(lambda: None if connection.is_connected else lost.set())
+    asking = asyncio.create_task(request)
+    losing = asyncio.create_task(lost.wait())
+    try:
+        await asyncio.wait((asking, losing), return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            return asking.result()
+        raise ConnectionLost("the connection to NATS went while its answer was under way")
+    finally:
+        unwatch()
+        losing.cancel()
+        if not asking.done():
+            asking.cancel()
+            await asyncio.wait((asking,), timeout=1)
+
+
+async def _repair(connection: NatsConnection) -> None:
+    if connection.repair is None:
+        return
+    try:
+        await connection.repair()
+    except (*AWAY, nats.js.errors.APIError, HoneError) as err:
+        # The request that found the stream missing goes on trying, and says so if it fails.
+        _LOG.warning("streams could not be made again", extra={"error": repr(err)})

@@ -1,11 +1,13 @@
 """Makes the stream and the buckets what they should be, however often and by however many services at once."""
 
+import asyncio
 import logging
+import math
 import random
+import time
 
 import nats.js.errors
 from nats.js import api
-from servicekit.errors import HoneError, ResourceExhausted
 
 from eventbus.blobs import BUCKET
 from eventbus.bus import STREAM
@@ -13,12 +15,16 @@ from eventbus.jetstream.connection import NatsConnection
 from eventbus.jetstream.options import GIB
 from eventbus.jetstream.retry import NO_ROOM, persist
 from eventbus.subjects import PREFIX
+from servicekit.errors import HoneError, ResourceExhausted
 
 _LOG = logging.getLogger("hone.eventbus")
 
 CLAIMS_BUCKET = "hone-claims"
 RETRIES_BUCKET = "hone-retries"
 RETRIES_TTL_SECONDS = 24 * 3600.0
+_REPAIR_SECONDS = 1.0
+"""Least time between two repairs."""
+
 DEFAULT_MAX_BYTES = 4 * GIB
 
 NAME_IN_USE = 10058
@@ -32,6 +38,8 @@ class Streams:
         """Keeps the connection; `ensure` talks."""
         self._connection = connection
         self._rng = rng
+        self._repairing = asyncio.Lock()
+        self._repaired_at = -math.inf
 
     async def ensure(self) -> None:
         """Makes sure that everything exists, waiting for JetStream as long as it takes to start.
@@ -45,6 +53,17 @@ class Streams:
         await persist(
             self._connection, "preparing the buckets", self._ensure_buckets, rng=self._rng
         )
+
+    async def repair(self) -> None:
+        """Makes what is missing; for requests that found it so. Many at once cause one repair."""
+        asked_at = time.monotonic()
+        async with self._repairing:
+            if self._repaired_at > asked_at - _REPAIR_SECONDS:
+                return
+            _LOG.warning("a stream is missing in NATS; making sure that all exist")
+            await self._ensure_events()
+            await self._ensure_buckets()
+            self._repaired_at = time.monotonic()
 
     async def _ensure_events(self) -> None:
         options = self._connection.options
@@ -62,7 +81,7 @@ class Streams:
             except nats.js.errors.APIError as err:
                 if err.err_code == NAME_IN_USE:
                     # Another service made it in between, with other limits; ours are applied next time round.
-                    raise nats.js.errors.NoStreamResponseError() from err
+                    raise ConnectionError("the stream was made by another service") from err
                 raise _refused(err, max_bytes) or err from err
             _LOG.info("stream EVENTS created", extra={"max_bytes": max_bytes})
             return

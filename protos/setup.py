@@ -27,7 +27,9 @@ class BuildStubs(build_py):
             path = next((p / f"protoc-gen-{plugin}" for p in self._bin_dirs(bin_dir)), None)
             if path is not None:
                 arguments.append(f"--plugin=protoc-gen-{plugin}={path}")
-        arguments += [f"--{kind}_out={out}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+        arguments += [
+            f"--{kind}_out={out}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")
+        ]
         if protoc.main([*arguments, *(str(p.relative_to(HERE)) for p in protos)]) != 0:
             raise SystemExit("protoc failed; its messages stand above")
         for folder in {parent for p in out.glob("hone/**/*_pb2.py") for parent in p.parents}:

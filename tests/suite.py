@@ -104,11 +104,13 @@ class Suite:
 
 
 def parsed(text: str) -> Any:
-    """Reads output that is one JSON value, or leaves it as it is."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+    """Reads output that is one JSON value, or the last of its JSON lines, or leaves it as it is."""
+    for candidate in (text, text.strip().rpartition("\n")[2]):
+        try:
+            return json.loads(candidate)
+        except json.JSONDecodeError:
+            continue
+    return text
 
 
 def wait_until(
@@ -144,7 +146,11 @@ def running_suite(folder: Path, *up: str, **environment: str) -> Iterator[Suite]
         if suite.launcher.poll() is not None:
             log = (folder / "up.log").read_text(errors="replace")
             raise AssertionError(f"hone up ended by itself\n{log[-3000:]}\n{suite.logs()}")
-        return (folder / ".hone" / "up.json").exists() and bool(suite.state().get("ready"))
+        if not (folder / ".hone" / "up.json").exists():
+            return False
+        # A killed launcher leaves its file behind; only this one's counts.
+        state = suite.state()
+        return state["pid"] == suite.launcher.pid and bool(state["ready"])
 
     try:
         wait_until("the suite's start", ready, seconds=90, suite=suite)

@@ -78,7 +78,7 @@ def test_evaluation_measures_without_training(scripted_suite: Suite, tiny_model:
         algorithm="evaluate",
         eval={"samples": 4},
     )
-    result = scripted_suite.hone("evaluate", str(job), "--json")
+    result = scripted_suite.hone("evaluate", str(job), "--json")["run"]
     assert result["metrics"]["reward/mean"] == pytest.approx((1.0 + 0.85) / 4)
     assert result["metrics"]["rewards/accuracy/mean"] == 0.5
     assert scripted_suite.hone("audit", result["run_id"], "--json")["findings"] == []

@@ -68,7 +68,7 @@ class ModelSpec(Section):
     path: str = Field(min_length=1)
     """Folder of the model (relative to the run file), or package:NAME for a model that a Python package carries."""
     adapter: str = ""
-    """Adapter of an earlier run to start from: its run_id (latest version), run_id@version, or a folder (./name)."""
+    """Adapter to start from: the run_id of a run that is complete, or a folder (./name)."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Number type of the weights; by default float32 on a CPU."""
     reference: str = "start"
@@ -133,7 +133,7 @@ class TrainSpec(Section):
     updates_per_step: int = Field(default=1, ge=1, le=64)
     """Optimiser updates per batch of rollouts."""
     checkpoint_every_steps: int = Field(default=1, ge=1)
-    """Save a checkpoint every this many steps."""
+    """For sft: save a checkpoint every this many steps. Runs with rollouts save after every update."""
 
 
 class RolloutSpec(Section):

@@ -6,6 +6,7 @@ next rollouts act with those weights. An update counts from the moment its check
 that follow are repeated after a restart, and their derived ids make the repetition one event.
 """
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from learner.ports import Restored, ScoredRollout, TrainingCore
 from learner.statistics import rollout_metrics
 from servicekit import attributes
 from trajectory.types import Phase, Scored, Task
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +124,11 @@ class GrpoJob:
         at.version += 1
         await self._core.save(at.checkpoint())
         await self._announce(at)
+        shown = ("reward/mean", "rollouts/ok", "time/rollout_seconds", "time/train_seconds")
+        figures = {name: round(metrics[name], 4) for name in shown if name in metrics}
+        log.info(
+            "step trained", extra={"run_id": self._context.run_id, "step": at.step - 1, **figures}
+        )
         return metrics
 
     async def _roll_out(self, at: Progressed, policy: Policy) -> StepLedger:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -130,6 +131,8 @@ def wait_until(
 def running_suite(folder: Path, *up: str, **environment: str) -> Iterator[Suite]:
     """Starts a suite, waits until every service answers, and drains it at the end."""
     folder.mkdir(parents=True, exist_ok=True)
+    # A range of its own: a service that was killed must not lose its port to another suite meanwhile.
+    up = ("--first-port", str(random.SystemRandom().randrange(20_000, 45_000, 50)), *up)
     suite = Suite(folder, {**QUICK_LEASES, **environment})
     output = (folder / "up.log").open("wb")
     suite.launcher = subprocess.Popen(

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from hone.console.v1 import console_pb2_grpc
 from hone.grader.v1 import grader_pb2_grpc
 from hone.learner.v1 import learner_pb2_grpc
-from servicekit.channels import connect
-from servicekit.errors import HoneError
 
 from hone_cli.addresses import AddressBook
 from hone_cli.errors import service_error
+from servicekit.channels import connect
+from servicekit.errors import HoneError
 
 _TIMEOUT_SECONDS = 30.0
 

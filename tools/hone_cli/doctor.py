@@ -142,11 +142,9 @@ def _cgroups() -> Check:
 
 
 def _ports() -> Check:
+    infra = table.InfraPorts()
     wanted = [
-        table.NATS_PORT,
-        table.NATS_MONITOR_PORT,
-        table.OTLP_PORT,
-        table.PAGE_PORT,
+        *(infra.nats, infra.nats_monitor, infra.otlp, infra.page),
         *(table.FIRST_PORT + table.PORT_ORDER.index(name) for name in table.SERVICES),
     ]
     busy = [port for port in wanted if not is_free(port)]

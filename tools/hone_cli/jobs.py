@@ -10,18 +10,18 @@ from pathlib import Path
 
 from hone.grader.v1 import grader_pb2
 from hone.learner.v1 import learner_pb2
-from runspec.convert import run_spec_to_proto
-from runspec.graderfields import required_fields
-from runspec.load import LoadedRun, check_files, load_run_file
-from runspec.problems import RowErrors, SpecError
-from runspec.rows import parse_sft_rows, parse_tasks
-from servicekit.errors import HoneError, InvalidArgument, Unavailable
 
 from hone_cli.addresses import AddressBook
 from hone_cli.clients import grader_client, learner_client
 from hone_cli.errors import FAILED, INTERRUPTED, USAGE, CliError, service_error
 from hone_cli.runview import RunView, choose_view
 from hone_cli.watching import LearnerSource, LeftRunError, StopButton, Watcher
+from runspec.convert import run_spec_to_proto
+from runspec.graderfields import required_fields
+from runspec.load import LoadedRun, check_files, load_run_file
+from runspec.problems import RowErrors, SpecError
+from runspec.rows import parse_sft_rows, parse_tasks
+from servicekit.errors import HoneError, InvalidArgument, Unavailable
 
 _CHUNK_BYTES = 256 * 1024
 _VERBS = {"sft": "hone sft", "grpo": "hone train", "evaluate": "hone evaluate"}

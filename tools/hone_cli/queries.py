@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from hone.console.v1 import console_pb2
 from hone.events.v1 import events_pb2
 from hone.learner.v1 import learner_pb2
-from servicekit.errors import NotFound
 
 from hone_cli.addresses import AddressBook
 from hone_cli.clients import console_client, learner_client
 from hone_cli.errors import USAGE, CliError
+from servicekit.errors import NotFound
 
 _MAX_PAGE = 500
 

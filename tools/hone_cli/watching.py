@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hone.learner.v1 import learner_pb2, learner_pb2_grpc
-from servicekit.channels import connect
-from servicekit.errors import Cancelled, HoneError, Unavailable
 
 from hone_cli.addresses import AddressBook
 from hone_cli.errors import UNREACHABLE, CliError, service_error
 from hone_cli.runview import RunView
+from servicekit.channels import connect
+from servicekit.errors import Cancelled, HoneError, Unavailable
 
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 5.0

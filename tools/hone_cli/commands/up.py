@@ -28,6 +28,10 @@ def up(
     log_level: Annotated[
         str, typer.Option("--log-level", help="DEBUG, INFO, WARNING or ERROR.")
     ] = "INFO",
+    first_port: Annotated[
+        int,
+        typer.Option("--first-port", help="Take all ports from this one up (default: 50051 ...)."),
+    ] = 0,
     folder: Folder = Path("."),
     as_json: AsJson = False,
 ) -> None:
@@ -52,6 +56,7 @@ def up(
         only=tuple(name.strip() for name in only.split(",")) if only else (),
         replicas=_counts(replicas or []),
         log_level=log_level,
+        first_port=first_port,
     )
     try:
         if detach:

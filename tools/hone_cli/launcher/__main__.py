@@ -18,6 +18,7 @@ def main() -> int:
         only=tuple(given["only"]),
         replicas=given["replicas"],
         log_level=given["log_level"],
+        first_port=given["first_port"],
     )
     try:
         return run_suite(options, detached=True, colour=False)

@@ -116,5 +116,6 @@ def encode(options: UpOptions) -> str:
             "only": list(options.only),
             "replicas": dict(options.replicas),
             "log_level": options.log_level,
+            "first_port": options.first_port,
         }
     )

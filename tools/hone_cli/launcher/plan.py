@@ -25,6 +25,8 @@ class UpOptions:
     """Empty: every service."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     log_level: str = "INFO"
+    first_port: int = 0
+    """All ports from this one up; 0 means those that the services are known by."""
 
     def check(self) -> None:
         """Refuses what cannot be meant.
@@ -44,6 +46,8 @@ class UpOptions:
                 raise ValueError(f"--replicas: found {name}={count}, expected 1 to 16")
             if self.only and name not in self.only:
                 raise ValueError(f"--replicas: {name} is not among --only")
+        if self.first_port and not 1024 <= self.first_port <= 65000:
+            raise ValueError(f"--first-port: found {self.first_port}, expected 1024 to 65000")
         if self.engine is not None and self.engine not in table.ENGINES:
             raise ValueError(
                 f"--engine: found {self.engine!r}, expected {', '.join(table.ENGINES)}"
@@ -79,9 +83,11 @@ def make_plan(options: UpOptions, layout: Layout, suite_id: str) -> Plan:
         )
     services = [name for name in table.SERVICES if not options.only or name in options.only]
     ports = PortAllocator()
-    nats_port, monitor_port = ports.take(table.NATS_PORT), ports.take(table.NATS_MONITOR_PORT)
-    otlp_port, page_port = ports.take(table.OTLP_PORT), ports.take(table.PAGE_PORT)
-    addresses = _addresses(services, options.replicas, ports)
+    first = options.first_port or table.FIRST_PORT
+    infra = table.InfraPorts.above(first) if options.first_port else table.InfraPorts()
+    nats_port, monitor_port = ports.take(infra.nats), ports.take(infra.nats_monitor)
+    otlp_port, page_port = ports.take(infra.otlp), ports.take(infra.page)
+    addresses = _addresses(services, options.replicas, ports, first)
     nats_url = f"nats://{HOST}:{nats_port}"
     endpoints = {name: address for name, address in addresses.items() if name in services}
     endpoints["nats"] = nats_url
@@ -111,18 +117,18 @@ def make_plan(options: UpOptions, layout: Layout, suite_id: str) -> Plan:
 
 
 def _addresses(
-    services: list[str], replicas: Mapping[str, int], ports: PortAllocator
+    services: list[str], replicas: Mapping[str, int], ports: PortAllocator, first: int
 ) -> dict[str, str]:
     """Process name to host:port; first replicas at the services' own ports, further ones above them."""
-    own = {name: table.FIRST_PORT + i for i, name in enumerate(table.PORT_ORDER)}
-    ports.reserve(range(table.FIRST_PORT, table.FIRST_PORT + len(own)))
+    own = {name: first + i for i, name in enumerate(table.PORT_ORDER)}
+    ports.reserve(range(first, first + len(own)))
     addresses = {}
     for name in services:
         ports.release(own[name])
         addresses[name] = f"{HOST}:{ports.take(own[name])}"
     for name in services:
         for number in range(2, replicas.get(name, 1) + 1):
-            port = ports.take(table.FIRST_PORT + len(own))
+            port = ports.take(first + len(own))
             addresses[f"{name}-{number}"] = f"{HOST}:{port}"
     return addresses
 

@@ -1,6 +1,7 @@
 """Which services the launcher knows: their ports, the order in which they start and the order in which they drain."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 PORT_ORDER = (
     "learner",
@@ -15,10 +16,23 @@ PORT_ORDER = (
 """All services in the order of their gRPC ports; each keeps its port when others are absent."""
 
 FIRST_PORT = 50051
-OTLP_PORT = 4317
-PAGE_PORT = 8080
-NATS_PORT = 4222
-NATS_MONITOR_PORT = 8222
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfraPorts:
+    """Ports beside those of the services."""
+
+    nats: int = 4222
+    nats_monitor: int = 8222
+    otlp: int = 4317
+    page: int = 8080
+
+    @classmethod
+    def above(cls, first_port: int) -> "InfraPorts":
+        """The ports right above the services', for a suite that was given a range of its own."""
+        free = first_port + len(PORT_ORDER)
+        return cls(nats=free, nats_monitor=free + 1, otlp=free + 2, page=free + 3)
+
 
 START_WAVES = (("console",), ("sandbox", "tool_gateway", "grader", "rollout", "learner"))
 """Started wave by wave, each when the one before answers: the console first, so that no span is lost."""

@@ -19,6 +19,7 @@ from hone.console.v1 import console_pb2, console_pb2_grpc
 from hone.events.v1 import events_pb2
 from hone.grader.v1 import grader_pb2, grader_pb2_grpc
 from hone.learner.v1 import learner_pb2, learner_pb2_grpc
+
 from hone_cli.launcher.child import ProcessSpec
 from hone_cli.launcher.procfs import SUITE_VARIABLE, kill_suite
 from hone_cli.main import main

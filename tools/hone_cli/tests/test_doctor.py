@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from hone_cli import doctor
 from hone_cli.launcher.natsserver import find_binary
 from hone_cli.main import main

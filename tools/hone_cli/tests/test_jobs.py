@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from hone.learner.v1 import learner_pb2
+
 from servicekit.errors import FailedPrecondition, InvalidArgument
 
 RUN = """\

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from hone_cli.launcher import table
 from hone_cli.launcher.layout import Layout
 from hone_cli.launcher.logtail import LogTail, Printer, last_complaint, parse_line
@@ -56,7 +57,7 @@ def test_plan_tells_each_service_its_settings(tmp_path: Path) -> None:
     assert rollout["HONE_ROLLOUT_OTLP_ENDPOINT"] == plan.endpoints["otlp"]
     named = {key.removeprefix("HONE_LEARNER_").lower() for key in specs["learner"].environment}
     assert set(ServiceSettings.model_fields) >= {
-        name for name in named if not name.startswith(("hone", "python"))
+        name for name in named if not name.startswith(("hone", "python", "omp"))
     }
     ports = [address.rpartition(":")[2] for address in plan.endpoints.values()]
     assert len(set(ports)) == len(ports)

@@ -8,6 +8,7 @@ from hone.common.v1 import identity_pb2, message_pb2, outcome_pb2, run_spec_pb2,
 from hone.console.v1 import console_pb2
 from hone.events.v1 import events_pb2
 from hone.learner.v1 import learner_pb2
+
 from hone_cli.waterfall import SpanLine, tree, verdict, waterfall
 
 ROLLOUT_ID = "0198c0de-1234-7abc-8def-0123456789ab"

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from hone_cli.addresses import AddressBook
 from hone_cli.errors import CliError
 from hone_cli.progress import RunProgress

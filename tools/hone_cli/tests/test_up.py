@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from hone_cli.launcher.layout import Layout
 from hone_cli.launcher.procfs import kill_suite, suite_processes
 from hone_cli.launcher.state import read_state

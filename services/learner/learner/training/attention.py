@@ -9,7 +9,7 @@ Shapes: N nodes, B blocks, Q queries per block, K keys per block, H query heads,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,19 @@ class BlockGroup:
     """Node of each key; padding repeats node 0."""
     allowed_BQK: torch.Tensor
     """Whether a query sees a key. Padded queries see the first key, so that nothing is undefined."""
+    biases: dict[tuple[int, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    """The same as numbers to add, laid out for a number of heads; made once for all layers."""
+
+    def bias(self, key_heads: int, shared: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns what to add to the scores [B x G, S x Q, K]: 0 where a query sees a key, else -inf."""
+        layout = (key_heads, shared, dtype)
+        if layout not in self.biases:
+            blocks, queries, keys = self.allowed_BQK.shape
+            made = torch.zeros(blocks, queries, keys, dtype=dtype, device=self.key_BK.device)
+            made.masked_fill_(~self.allowed_BQK, float("-inf"))
+            spread = made[:, None, None].expand(blocks, key_heads, shared, queries, keys)
+            self.biases[layout] = spread.reshape(blocks * key_heads, shared * queries, keys)
+        return self.biases[layout]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -163,12 +176,10 @@ def _stored_attention(
     query = query_BGSQD.reshape(num_blocks * key_heads, shared * num_queries, head_size)
     key = key_BGKD.reshape(num_blocks * key_heads, num_keys, head_size)
     value = value_BGKD.reshape(num_blocks * key_heads, num_keys, head_size)
-    scores = torch.bmm(query, key.transpose(1, 2)).mul_(scale)
-    blocked = ~group.allowed_BQK[:, None, None]
-    scores = scores.view(num_blocks, key_heads, shared, num_queries, num_keys)
-    weights = scores.masked_fill_(blocked, float("-inf")).softmax(-1, dtype=torch.float32)
-    flat = weights.to(value.dtype).view(num_blocks * key_heads, shared * num_queries, num_keys)
-    attended = torch.bmm(flat, value)
+    bias = group.bias(key_heads, shared, query.dtype)
+    scores = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    attended = torch.bmm(weights, value)
     return attended.view(num_blocks, key_heads, shared, num_queries, head_size)
 
 

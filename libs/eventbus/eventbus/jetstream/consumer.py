@@ -21,6 +21,9 @@ from servicekit.errors import FailedPrecondition, InvalidArgument
 
 _LOG = logging.getLogger("hone.eventbus")
 
+_CONFLICTS = frozenset({10012, 10013, 10105, 10148})
+"""Server error codes for a consumer that exists and cannot be changed into what is asked for."""
+
 _IDLE_SECONDS = 1.0
 """How often the pull loop looks round without being woken."""
 
@@ -235,6 +238,8 @@ class NatsConsumer:
             extra={"consumer": self._policy.consumer, "status": self._inbox.gone},
         )
         await self._inbox.close()
+        # Should it be gone again at once, this must not spin.
+        await asyncio.sleep(BACKOFF.delay_seconds(1, self._rng))
         await self._ensure_durable()
         self._inbox = self._new_inbox()
         await self._inbox.open()
@@ -260,7 +265,9 @@ class NatsConsumer:
                 await self._connection.jetstream.add_consumer(STREAM, config)
             except nats.js.errors.NotFoundError as err:
                 raise StreamMissing(str(err)) from err
-            except nats.js.errors.BadRequestError as err:
+            except nats.js.errors.APIError as err:
+                if err.err_code not in _CONFLICTS:
+                    raise
                 raise FailedPrecondition(
                     f"durable consumer {policy.consumer!r} exists in a form that cannot become what is asked for: "
                     f"{err.description}; delete it, or use another name",

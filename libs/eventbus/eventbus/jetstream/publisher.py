@@ -17,6 +17,7 @@ from nats.aio.subscription import Subscription
 from eventbus.bus import PublishAck
 from eventbus.jetstream.connection import NatsConnection
 from eventbus.jetstream.retry import ConnectionLost, StreamMissing, persist
+from eventbus.jetstream.window import Window
 from servicekit.errors import DataLoss
 
 
@@ -96,7 +97,7 @@ class Publisher:
         self._connection = connection
         self._rng = rng
         self._inbox = AckInbox(connection)
-        self._window = asyncio.Semaphore(connection.options.publish_window)
+        self._window = Window(connection.options.publish_window)
 
     async def open(self) -> None:
         """Makes ready to publish."""
@@ -127,7 +128,9 @@ class Publisher:
             return _ack_of(await self._inbox.request(subject, payload, sent))
 
         async with self._window:
-            return await persist(self._connection, what, once, rng=self._rng)
+            return await persist(
+                self._connection, what, once, rng=self._rng, notices_disconnection=True
+            )
 
 
 def _ack_of(message: Msg) -> PublishAck:

@@ -18,7 +18,7 @@ from nats.js import api
 from eventbus.errors import LogTruncated
 from eventbus.jetstream.connection import NatsConnection
 from eventbus.jetstream.pulls import Position, PullInbox, position_of
-from eventbus.jetstream.retry import StreamMissing, persist, unless_stopped
+from eventbus.jetstream.retry import BACKOFF, StreamMissing, persist, unless_stopped
 
 _LOG = logging.getLogger("hone.eventbus")
 
@@ -191,6 +191,8 @@ class StreamReader:
                     "reader's consumer is gone; making it again",
                     extra={"stream": self._stream, "after": self._last, "status": inbox.gone},
                 )
+                # Should it be gone again at once, this must not spin.
+                await asyncio.sleep(BACKOFF.delay_seconds(1, self._rng))
                 return None
             await self._wait(inbox)
         return None

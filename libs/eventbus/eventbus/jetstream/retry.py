@@ -81,6 +81,7 @@ async def persist(
     *,
     rng: random.Random,
     deadline_seconds: float | None = None,
+    notices_disconnection: bool = False,
 ) -> T:
     """Makes a request until it is answered. One that is under way when the connection goes is given up at once.
 
@@ -90,6 +91,7 @@ async def persist(
         request: Makes one try.
         rng: For jitter.
         deadline_seconds: For all tries together; by default the publish deadline of the options.
+        notices_disconnection: The request itself ends when the connection goes, so nobody else need watch.
 
     Raises:
         Unavailable: NATS did not answer in time.
@@ -103,6 +105,8 @@ async def persist(
         tries += 1
         try:
             await connection.wait_connected(left)
+            if notices_disconnection:
+                return await request()
             return await _unless_disconnected(connection, request())
         except AWAY as err:
             last = err

@@ -42,10 +42,11 @@ class Streams:
         self._repaired_at = -math.inf
 
     async def ensure(self) -> None:
-        """Makes sure that everything exists, waiting for JetStream as long as it takes to start.
+        """Makes sure that everything exists.
 
         Raises:
             ResourceExhausted: the server's storage has no room for the stream's limit.
+            Unavailable: JetStream did not answer within the publish deadline.
         """
         await persist(
             self._connection, "preparing the EVENTS stream", self._ensure_events, rng=self._rng

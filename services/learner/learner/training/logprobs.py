@@ -24,8 +24,10 @@ from trajectory.tree import DEFAULT_MAX_NODES, TokenTree, build_tree
 
 log = logging.getLogger(__name__)
 
-MAX_DIFFERENCE = 1e-3
-"""Sharing is off where it moves a log-probability of the probe by more than this."""
+MAX_DIFFERENCES: dict[torch.dtype, float] = {torch.float32: 1e-3, torch.bfloat16: 0.4}
+"""Sharing is off where it moves the log-probabilities of the probe by more than this in the mean.
+
+Rounding alone moves them by 1e-5 and 0.13 in SmolLM2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -173,11 +175,10 @@ def choose_scorer(model: Any, device: torch.device, max_nodes: int = DEFAULT_MAX
     reason = _cannot_share(model)
     if not reason:
         tree = TreeScorer(device, max_nodes)
-        worst = _largest_difference(model, tree, plain)
-        limit = MAX_DIFFERENCE if model.dtype == torch.float32 else 100 * MAX_DIFFERENCE
-        if worst <= limit:
+        difference = _mean_difference(model, tree, plain)
+        if difference <= MAX_DIFFERENCES[model.dtype]:
             return tree
-        reason = f"log-probabilities differ by {worst:.2g} when prefixes are shared"
+        reason = f"log-probabilities differ by {difference:.2g} when prefixes are shared"
     log.warning("prefixes are not shared", extra={"reason": reason})
     return plain
 
@@ -196,7 +197,7 @@ def _cannot_share(model: Any) -> str:
     return ""
 
 
-def _largest_difference(model: Any, tree: Scorer, plain: Scorer) -> float:
+def _mean_difference(model: Any, tree: Scorer, plain: Scorer) -> float:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     ids = np.random.default_rng(0).integers(0, vocabulary, size=24)
     rows = (ids[:16], np.concatenate((ids[:6], ids[16:])))
@@ -221,7 +222,7 @@ def _largest_difference(model: Any, tree: Scorer, plain: Scorer) -> float:
                     log.info("the model refuses trees", extra={"error": str(error)})
                     return float("inf")
             found.append(logprobs)
-    return float((found[0] - found[1]).abs().max())
+    return float((found[0] - found[1]).abs().mean())
 
 
 def _tree_microbatch(

@@ -7,6 +7,7 @@ they were before.
 Shapes: T policy tokens of a batch, P policy tokens of a micro-batch.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event
@@ -41,8 +42,8 @@ class TrainerSettings:
     temperature: float = 1.0
     """At which rollouts are sampled; log-probabilities are taken at the same."""
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
-    measure_kl_every_steps: int = 1
-    """Where the KL has no weight in the loss it is measured every so many steps; 0 means never."""
+    measure_kl: bool = True
+    """Where the KL has no weight in the loss, measure it on one micro-batch of each step."""
     max_nodes: int = DEFAULT_MAX_NODES
     """Tokens that go through the model at once."""
 
@@ -53,7 +54,10 @@ class _Memory:
 
     old_logprobs_T: torch.Tensor
     entropy_T: torch.Tensor
-    reference_logprobs_T: torch.Tensor | None
+    reference_logprobs_T: torch.Tensor
+    """Not a number where the reference was not asked."""
+    referred: frozenset[int]
+    """Micro-batches on which the reference is asked."""
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)
@@ -189,14 +193,17 @@ class Trainer:
         def empty() -> torch.Tensor:
             return torch.zeros(work.batch.tokens.num_tokens, device=self.policy.device)
 
-        every = self.settings.measure_kl_every_steps
-        sampled = work.batch.engine_logprobs_T is not None
-        measured = sampled and bool(every) and self.step % every == 0
-        wants_reference = work.algorithm.needs_reference or measured
+        referred: frozenset[int] = frozenset()
+        if work.algorithm.needs_reference:
+            referred = frozenset(range(len(work.parts)))
+        elif self.settings.measure_kl and work.batch.engine_logprobs_T is not None:
+            # A forward pass of everything would add half of a step's time; each step takes the next part.
+            referred = frozenset({self.step % len(work.parts)})
         return _Memory(
             old_logprobs_T=empty(),
             entropy_T=empty(),
-            reference_logprobs_T=empty() if wants_reference else None,
+            reference_logprobs_T=empty().fill_(math.nan),
+            referred=referred,
         )
 
     def _update(
@@ -213,9 +220,11 @@ class Trainer:
         num_rows = len(work.batch.tokens.rows)
         total, done = num_rows * work.num_updates, num_rows * update
         loss = clipped = 0.0
-        for part in work.parts:
+        for index, part in enumerate(work.parts):
             if stop is not None and stop.is_set():
                 raise Stopped
+            if update == 0 and index in memory.referred:
+                self._ask_reference(work, memory, part)
             part_loss, part_clipped = self._backward(work, memory, part, first=update == 0)
             loss += part_loss
             clipped += part_clipped
@@ -236,25 +245,25 @@ class Trainer:
         memory.grad_norms.append(norm)
         memory.clipped.append(clipped / work.batch.tokens.num_tokens)
 
+    def _ask_reference(self, work: _Work, memory: _Memory, part: Microbatch) -> None:
+        with self.policy.reference() as reference:
+            scored = part.score(reference, work.temperature)
+        memory.reference_logprobs_T[part.tokens_P] = scored.logprobs_P
+
     def _backward(
         self, work: _Work, memory: _Memory, part: Microbatch, *, first: bool
     ) -> tuple[float, float]:
         """Adds one micro-batch to the gradient; returns its share of the loss and its clipped tokens."""
         tokens = part.tokens_P
-        if first and memory.reference_logprobs_T is not None:
-            with self.policy.reference() as reference:
-                scored = part.score(reference, work.temperature)
-            memory.reference_logprobs_T[tokens] = scored.logprobs_P
         scores: TokenScores = part.score(self.policy.model, work.temperature)
         if first:
             memory.old_logprobs_T[tokens] = scores.logprobs_P.detach()
             memory.entropy_T[tokens] = scores.entropy_P
-        reference_T = memory.reference_logprobs_T
         found = work.algorithm.token_loss(
             ScoredTokens(
                 logprobs_P=scores.logprobs_P,
                 old_logprobs_P=memory.old_logprobs_T[tokens],
-                reference_logprobs_P=None if reference_T is None else reference_T[tokens],
+                reference_logprobs_P=memory.reference_logprobs_T[tokens],
                 advantages_P=work.advantages_T[tokens],
             )
         )
@@ -291,8 +300,9 @@ def _report(work: _Work, memory: _Memory) -> dict[str, float]:
         "updates": float(len(memory.losses)),
     }
     old_T = memory.old_logprobs_T.double()
-    if memory.reference_logprobs_T is not None:
-        figures["kl"] = float(kl_k3(old_T, memory.reference_logprobs_T.double()).mean())
+    if memory.referred:
+        kl_T = kl_k3(old_T, memory.reference_logprobs_T.double())
+        figures["kl"] = float(kl_T[~kl_T.isnan()].mean())
     if work.batch.engine_logprobs_T is not None:
         figures["clip_frac"] = sum(memory.clipped) / len(memory.clipped)
         engine_T = torch.from_numpy(work.batch.engine_logprobs_T).to(old_T.device)

@@ -54,7 +54,7 @@ def _tokens(logp: Any, old: Any, advantages: Any, reference: Any = None) -> Scor
         logprobs_P=_tensor(logp),
         old_logprobs_P=_tensor(old),
         advantages_P=_tensor(advantages),
-        reference_logprobs_P=None if reference is None else _tensor(reference),
+        reference_logprobs_P=_tensor(reference or [math.nan] * len(logp)),
     )
 
 

@@ -117,8 +117,9 @@ def test_every_node_has_one_place_in_the_layout(make_groups: MakeGroups) -> None
         assert query_nodes[layout.place_N].tolist() == list(range(tree.num_nodes))
 
 
-def test_a_model_with_full_attention_shares(make_policy: MakePolicy) -> None:
-    policy = make_policy()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_with_full_attention_shares(make_policy: MakePolicy, dtype: str) -> None:
+    policy = make_policy(dtype=dtype)
     assert isinstance(choose_scorer(policy.model, CPU), TreeScorer)
 
 

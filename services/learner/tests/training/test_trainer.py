@@ -124,10 +124,24 @@ def test_kl_holds_the_policy_back(make_policy: MakePolicy, make_groups: MakeGrou
     assert kl[5.0] < 0.5 * kl[0.0]
 
 
-def test_kl_is_measured_only_where_asked(make_policy: MakePolicy, make_groups: MakeGroups) -> None:
-    trainer = _trainer(make_policy(), measure_kl_every_steps=2)
-    found = ["kl" in trainer.grpo_step(make_groups(1)) for _ in range(3)]
-    assert found == [True, False, True]
+def test_kl_is_not_measured_where_nobody_asks(
+    make_policy: MakePolicy, make_groups: MakeGroups
+) -> None:
+    assert "kl" not in _trainer(make_policy(), measure_kl=False).grpo_step(make_groups(1))
+    assert "kl" not in _trainer(make_policy()).sft_step(_rows(make_groups(1)))
+
+
+def test_measured_kl_is_that_of_one_micro_batch_after_the_other(
+    make_policy: MakePolicy, make_groups: MakeGroups
+) -> None:
+    policy = make_policy()
+    still = replace(SCHEDULE, learning_rate=0.0)
+    groups = make_groups(1)
+    parts = _trainer(policy, schedule=still, max_nodes=16)
+    measured = [parts.grpo_step(groups)["kl"] for _ in range(12)]
+    whole = _trainer(policy, schedule=still, grpo=GrpoSettings(kl_coef=1e-9)).grpo_step(groups)
+    assert min(measured) < whole["kl"] < max(measured)
+    assert len(set(measured)) > 1
 
 
 def _gradients(

@@ -38,8 +38,8 @@ class ScoredTokens:
     """Of the policy being trained, with gradient."""
     old_logprobs_P: torch.Tensor
     """Of the policy before the first update on this batch."""
-    reference_logprobs_P: torch.Tensor | None
-    """Of the reference policy; None where the algorithm asks for none."""
+    reference_logprobs_P: torch.Tensor
+    """Of the reference policy; not a number where the algorithm asks for none."""
     advantages_P: torch.Tensor
 
 

@@ -68,7 +68,6 @@ class Grpo:
             self._settings.clip_high,
         )
         if self._settings.kl_coef > 0:
-            assert tokens.reference_logprobs_P is not None
             kl = kl_k3(tokens.logprobs_P, tokens.reference_logprobs_P)
             loss = loss + self._settings.kl_coef * kl
         return TokenLoss(loss_P=loss, clipped_P=clipped)

@@ -1,0 +1,1 @@
+"""Examples that work: what `hone init` and the demo write."""

@@ -1,7 +1,7 @@
 """What callers may do with sandboxes: every call is checked against its token, then goes to the fleet or into a box."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 
 from sandbox.access import Gate, require_operator, require_purpose
@@ -90,7 +90,7 @@ class SandboxManager:
 
     async def stream(
         self, caller: Caller, rollout_id: str, sandbox_id: str, command: Command
-    ) -> AsyncIterator[Chunk | ExecOutcome]:
+    ) -> AsyncGenerator[Chunk | ExecOutcome, None]:
         """Run a command and yield its output as it comes, then its end; closing the iterator kills it."""
         entry = self._use(caller, rollout_id, sandbox_id)
         queue: asyncio.Queue[Chunk | None] = asyncio.Queue()  # bounded by the output cap

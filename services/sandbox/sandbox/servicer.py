@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -62,13 +63,14 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
         command = self._command(spec)
         with self._span(attributes.SPAN_SANDBOX_EXEC, spec.rollout_id, spec.sandbox_id) as span:
             events = self._manager.stream(caller, spec.rollout_id, spec.sandbox_id, command)
-            async for event in events:
-                if isinstance(event, Chunk):
-                    yield pb.StreamExecResponse(chunk=convert.chunk_to_proto(event))
-                else:
-                    _note_outcome(span, event)
-                    result = convert.outcome_to_proto(event, with_output=False)
-                    yield pb.StreamExecResponse(result=result)
+            async with aclosing(events):  # a call that is cancelled kills its command at once
+                async for event in events:
+                    if isinstance(event, Chunk):
+                        yield pb.StreamExecResponse(chunk=convert.chunk_to_proto(event))
+                    else:
+                        _note_outcome(span, event)
+                        result = convert.outcome_to_proto(event, with_output=False)
+                        yield pb.StreamExecResponse(result=result)
 
     async def Exec(self, request: pb.ExecRequest, context: Context) -> pb.ExecResponse:
         """Run a command, output at the end."""

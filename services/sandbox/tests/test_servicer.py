@@ -287,4 +287,5 @@ async def test_a_stream_brings_output_as_it_comes_and_its_end_kills(real_client,
     while box.busy:
         await asyncio.sleep(0.01)
     check = pb.ExecSpec(**target, exec_id="c", argv=["sh", "-c", "ps ax | grep -c '[s]leep 786'"])
-    assert (await client.stub.Exec(pb.ExecRequest(exec=check))).result.stdout == b"0\n"
+    result = (await client.stub.Exec(pb.ExecRequest(exec=check))).result
+    assert (result.termination, result.stdout) == (pb.TERMINATION_EXITED, b"0\n"), result

@@ -354,6 +354,16 @@ async def test_kill_ends_a_command_with_its_children(box):
     assert not _host_processes("sleep", "781")
 
 
+async def test_killing_one_command_does_not_keep_another_from_starting(box):
+    _needs_cgroups(box.suite)
+    chain = "import os, time\nwhile os.fork() == 0: time.sleep(0.0005)\ntime.sleep(0.002)"
+    for _ in range(5):
+        bomb = asyncio.ensure_future(box.python(chain, timeout_seconds=0.1))
+        while not bomb.done():
+            assert (await box.sh("echo ready", timeout_seconds=5.0)).stdout == b"ready\n"
+        assert (await bomb).termination in (Termination.EXITED, Termination.TIMED_OUT)
+
+
 async def test_an_exec_id_runs_once(box):
     first, second = await asyncio.gather(
         box.sh("echo $$ >> /work/runs; cat /work/runs", exec_id="same"),

@@ -8,11 +8,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from sandbox.backends.killing import KILL_SECONDS, TreeKiller
 from sandbox.backends.protocol import BoxLost
-from sandbox.backends.running import RunningCommand, all_processes, kill_marked
+from sandbox.backends.running import RunningCommand
 from sandbox.backends.spawner_process import Channel, SpawnerProcess
 from sandbox.cgroups import BoxCgroup
 from sandbox.files import BoxFiles
@@ -21,8 +22,8 @@ from servicekit.errors import FailedPrecondition
 
 log = logging.getLogger(__name__)
 
-_KILL_SECONDS = 5.0
 _REAP_SECONDS = 0.01
+_REFORK_SECONDS = 0.005
 _EXIT_NOT_FOUND = 127
 _EXIT_NOT_EXECUTABLE = 126
 _EXIT_KILLED = 128 + signal.SIGKILL
@@ -30,6 +31,14 @@ _EXIT_KILLED = 128 + signal.SIGKILL
 
 class LaunchError(Exception):
     """The sandbox could not be set up; says at which stage."""
+
+
+class _ForkRefused(Exception):
+    """The command could not be started because the sandbox may start no process at present."""
+
+    def __init__(self, outcome: ExecOutcome) -> None:
+        super().__init__(str(outcome.termination))
+        self.outcome = outcome
 
 
 class LocalBox:
@@ -48,6 +57,7 @@ class LocalBox:
         """Holds nothing until `launch`; `health_paths` must exist for programs to run at all."""
         self.sandbox_id = sandbox_id
         self._cgroup = cgroup
+        self._killer = TreeKiller(cgroup)
         self._owner = owner
         self._health_paths = health_paths
         self._make_name = make_name
@@ -106,6 +116,24 @@ class LocalBox:
     ) -> ExecOutcome:
         """Run a command; see `Box.run`."""
         begun = time.monotonic()
+        while True:
+            freezes = self._killer.freezes
+            try:
+                return await self._run_once(command, env, emit, begun)
+            except _ForkRefused as refused:
+                if not self._killer.frozen and self._killer.freezes == freezes:
+                    return refused.outcome  # the sandbox is full, by its own doing
+            await asyncio.sleep(
+                _REFORK_SECONDS
+            )  # forks are refused while another command is killed
+
+    async def _run_once(
+        self,
+        command: Command,
+        env: Mapping[str, str],
+        emit: Callable[[Chunk], None] | None,
+        begun: float,
+    ) -> ExecOutcome:
         if self._dead:
             return self._after_death(None, begun)
         self._next_key += 1
@@ -129,9 +157,14 @@ class LocalBox:
             if running.killing is not None:
                 await asyncio.shield(running.killing)
             closed = await running.drain()
-            return self._outcome(running, code, begun, closed, forks_refused)
+            outcome = running.outcome(
+                self._termination(running, code, forks_refused), code, closed, begun
+            )
+            if running.fork_refused:
+                raise _ForkRefused(outcome)
+            return outcome
         except (BoxLost, BrokenPipeError, ConnectionResetError, BlockingIOError) as error:
-            if isinstance(error, BlockingIOError):
+            if not isinstance(error, BoxLost):
                 self._die()  # the keeper takes no requests any more
             return self._after_death(running, begun)
         finally:
@@ -145,6 +178,8 @@ class LocalBox:
                 self._stop(running, Termination.KILLED)
                 with contextlib.suppress(BoxLost):
                     await asyncio.shield(running.ended)
+                if running.killing is not None:
+                    await asyncio.shield(running.killing)
 
     async def write_file(self, file: BoxFile) -> None:
         """Write a file; see `Box.write_file`."""
@@ -227,6 +262,7 @@ class LocalBox:
         if stage in ("working_dir", "execute"):
             running.ended.set_result(self._refusal(running, stage, number))
         elif stage == "fork" and number == errno.EAGAIN:
+            running.fork_refused = True
             running.stop_reason = Termination.PIDS_LIMIT
             running.ended.set_result(_EXIT_NOT_EXECUTABLE)
         else:
@@ -280,26 +316,6 @@ class LocalBox:
             duration_seconds=time.monotonic() - begun,
         )
 
-    def _outcome(
-        self,
-        running: RunningCommand,
-        code: int,
-        begun: float,
-        closed: bool,
-        forks_refused_before: int,
-    ) -> ExecOutcome:
-        return ExecOutcome(
-            termination=self._termination(running, code, forks_refused_before),
-            exit_code=max(code, 0),
-            signal=max(-code, 0),
-            stdout=running.stdout.content(),
-            stderr=running.stderr.content(),
-            stdout_truncated=running.stdout.truncated,
-            stderr_truncated=running.stderr.truncated,
-            output_incomplete=not closed,
-            duration_seconds=time.monotonic() - begun,
-        )
-
     def _termination(
         self, running: RunningCommand, code: int, forks_refused_before: int
     ) -> Termination:
@@ -331,15 +347,7 @@ class LocalBox:
 
     async def _kill_tree(self, running: RunningCommand) -> None:
         with running.held_mark() as mark:
-            killed = mark == 0 or await asyncio.to_thread(
-                kill_marked,
-                self._list_processes,
-                mark,
-                self._own_pids,
-                self._forks_refused,
-                time.monotonic() + _KILL_SECONDS,
-                time.monotonic,
-            )
+            killed = mark == 0 or await asyncio.to_thread(self._killer.kill, mark, self._own_pids)
         if not killed and not self._dead:
             log.error("sandbox: a command could not be killed", extra={"id": self.sandbox_id})
             self._die()
@@ -350,7 +358,7 @@ class LocalBox:
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
         loop.add_reader(pidfd, gone.set)
-        end = loop.time() + _KILL_SECONDS
+        end = loop.time() + KILL_SECONDS
         try:
             while not gone.is_set() and loop.time() < end:
                 self._reap_orphans()  # init ends only when every process of its namespace is reaped
@@ -367,17 +375,6 @@ class LocalBox:
         for pid in self._own_pids | self._command_pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-
-    def _list_processes(self) -> list[int]:
-        return self._cgroup.process_ids() if self._cgroup is not None else all_processes()
-
-    @contextlib.contextmanager
-    def _forks_refused(self) -> Iterator[None]:
-        if self._cgroup is None:
-            yield
-            return
-        with self._cgroup.forks_refused():
-            yield
 
     def _usable_files(self) -> BoxFiles:
         if self._dead and self._broken:

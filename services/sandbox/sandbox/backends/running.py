@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import os
-import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator
 
 from sandbox.output import CappedOutput
-from sandbox.types import Chunk, Command, Stream, Termination
+from sandbox.types import Chunk, Command, ExecOutcome, Stream, Termination
 
 DRAIN_LIMIT_BYTES = 64 * 1024 * 1024
 """A command that writes more than this, both streams together, is killed."""
@@ -17,7 +16,6 @@ GRACE_SECONDS = 0.3
 """How long the pipes may stay open after the command has ended."""
 
 _READ_BYTES = 256 * 1024
-_ROUNDS_BEFORE_FREEZE = 3
 
 
 class RunningCommand:
@@ -33,6 +31,7 @@ class RunningCommand:
         """Opens the pipes; `owner` may reopen them by /proc/self/fd."""
         self.command = command
         self.stop_reason: Termination | None = None
+        self.fork_refused = False
         self.started: asyncio.Event = asyncio.Event()
         self.killing: asyncio.Task[None] | None = None
         """Set while, and after, everything that the command started is being killed."""
@@ -86,6 +85,22 @@ class RunningCommand:
         except TimeoutError:
             return False
         return True
+
+    def outcome(
+        self, termination: Termination, code: int, closed: bool, begun: float
+    ) -> ExecOutcome:
+        """Return how it went; `begun` is a monotonic time, `closed` says whether the pipes were."""
+        return ExecOutcome(
+            termination=termination,
+            exit_code=max(code, 0),
+            signal=max(-code, 0),
+            stdout=self.stdout.content(),
+            stderr=self.stderr.content(),
+            stdout_truncated=self.stdout.truncated,
+            stderr_truncated=self.stderr.truncated,
+            output_incomplete=not closed,
+            duration_seconds=time.monotonic() - begun,
+        )
 
     def close(self) -> None:
         """Close every descriptor. Idempotent."""
@@ -160,48 +175,3 @@ class RunningCommand:
             self._loop.remove_writer(self._stdin_writer)
             os.close(self._stdin_writer)
             self._stdin_writer = -1
-
-
-def kill_marked(
-    list_processes: Callable[[], Iterable[int]],
-    mark: int,
-    spare: frozenset[int],
-    forks_refused: Callable[[], AbstractContextManager[None]],
-    deadline: float,
-    clock: Callable[[], float],
-) -> bool:
-    """Kill every process that lives in the UTS namespace `mark`; return whether none is left.
-
-    Runs in a worker thread. When a few rounds do not end it (a fork bomb), forks in the sandbox are refused meanwhile.
-    """
-    for _ in range(_ROUNDS_BEFORE_FREEZE):
-        if not _kill_round(list_processes(), mark, spare):
-            return True
-    with forks_refused():
-        while _kill_round(list_processes(), mark, spare):
-            if clock() > deadline:
-                return False
-    return True
-
-
-def _kill_round(pids: Iterable[int], mark: int, spare: frozenset[int]) -> bool:
-    found = False
-    wanted = f"uts:[{mark}]"
-    for pid in pids:
-        if pid in spare:
-            continue
-        # The pidfd comes first: what is looked at and what is killed is then the same process.
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError, PermissionError):
-            pidfd = os.pidfd_open(pid)
-            try:
-                if os.readlink(f"/proc/{pid}/ns/uts") == wanted:
-                    found = True
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            finally:
-                os.close(pidfd)
-    return found
-
-
-def all_processes() -> list[int]:
-    """List every process, for where there is no control group to ask."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]

@@ -86,8 +86,10 @@ def staged_folder(target: Path) -> Iterator[Path]:
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield staging
-        for file in staging.rglob("*"):
-            _sync(file)
+        for path in staging.rglob("*"):
+            # safetensors writes for its own user alone.
+            path.chmod(0o755 if path.is_dir() else 0o644)
+            _sync(path)
         _sync(staging)
         staging.chmod(0o755)
         staging.rename(target)

@@ -42,8 +42,11 @@ def test_staged_folder_leaves_nothing_when_it_fails(tmp_path: Path) -> None:
 def test_staged_folder_appears_whole(tmp_path: Path) -> None:
     with staged_folder(tmp_path / "made") as staging:
         (staging / "file").write_text("all")
+        (staging / "file").chmod(0o600)
         assert not (tmp_path / "made").exists()
-    assert (tmp_path / "made" / "file").read_text() == "all"
+    made = tmp_path / "made" / "file"
+    assert made.read_text() == "all"
+    assert made.stat().st_mode & 0o777 == 0o644
 
 
 _RESOLVE = """

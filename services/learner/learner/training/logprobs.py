@@ -214,7 +214,8 @@ def _mean_difference(model: Any, tree: Scorer, plain: Scorer) -> float:
             logprobs = torch.empty(probe.num_tokens)
             for part in scorer.split(probe):
                 try:
-                    logprobs[part.tokens_P] = part.score(model, 1.0).logprobs_P.cpu()
+                    scored = part.score(model, 1.0).logprobs_P
+                    logprobs[part.tokens_P.cpu()] = scored.cpu()
                 except (TypeError, ValueError, RuntimeError, AttributeError) as error:
                     # A model that does not take the extra inputs raises one of these.
                     if scorer is plain:

@@ -126,6 +126,8 @@ class Policy:
             folder / ADAPTER_WEIGHTS,
             metadata={"format": "pt"},
         )
+        # safetensors writes for its own user alone.
+        (folder / ADAPTER_WEIGHTS).chmod(0o644)
         config = self._peft.peft_config[name]
         was = config.inference_mode
         config.inference_mode = True
@@ -200,10 +202,12 @@ def _load_base(settings: PolicySettings, device: torch.device) -> Any:
 
 
 def _new_adapter(base: Any, settings: PolicySettings) -> Any:
+    alpha = settings.alpha
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number works
+        # A whole number stays one in the file: vLLM declares it so.
+        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # type: ignore[arg-type]
         lora_dropout=0.0,
         target_modules=list(settings.target_modules) or _linear_layers(base),
     )

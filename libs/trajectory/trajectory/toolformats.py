@@ -52,8 +52,9 @@ def call_arguments(call: ToolCall) -> dict[str, Any]:
 def describe_tool(tool: ToolDefinition) -> str:
     """Describes a tool in one JSON line, its flat schema folded to name: type pairs.
 
-    A property becomes `"name":"type, description"`, an optional one `"name?"`; a schema that says
-    more than that (nested objects, enums) is kept whole. Prompt tokens cost time in every rollout.
+    A property becomes `"name":"type, description"`, an optional one `"name?"`; bounds on a text's
+    length are left out; a schema that says more than that (nested objects, enums) is kept whole.
+    Prompt tokens cost time in every rollout.
     """
     schema = json.loads(tool.parameters_json) if tool.parameters_json.strip() else {}
     folded = _fold(schema)
@@ -70,6 +71,11 @@ def tools_text(tools: Sequence[ToolDefinition], tool_format: ToolFormat) -> str:
     return f"Tools:\n<tools>\n{lines}\n</tools>\nTo call one write {tool_format.usage}"
 
 
+_TOLD = {"type", "description", "title"}
+_BOUNDS = {"minLength", "maxLength"}
+"""Limits that a model learns from an error if it ever meets them; not worth tokens in every prompt."""
+
+
 def _fold(schema: Mapping[str, Any]) -> dict[str, str] | None:
     """Folds a flat object schema; None if it says more than types and descriptions."""
     if set(schema) - {"type", "properties", "required", "additionalProperties", "title"}:
@@ -77,7 +83,7 @@ def _fold(schema: Mapping[str, Any]) -> dict[str, str] | None:
     required = set(schema.get("required", ()))
     folded = {}
     for name, prop in schema.get("properties", {}).items():
-        if not isinstance(prop, dict) or set(prop) - {"type", "description", "title"}:
+        if not isinstance(prop, dict) or set(prop) - _TOLD - _BOUNDS:
             return None
         if not isinstance(prop.get("type"), str) or prop["type"] in {"object", "array"}:
             return None

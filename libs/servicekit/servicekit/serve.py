@@ -93,7 +93,8 @@ async def serve(name: str, settings: S, build: Build[S]) -> int:
     _stop_on_signals(app)
     crashed = False
     try:
-        await build(app)
+        if not await _built(app, build):
+            return 0
         reflection.enable_server_reflection(
             [*app.services, health.SERVICE_NAME, reflection.SERVICE_NAME], server
         )
@@ -111,6 +112,23 @@ async def serve(name: str, settings: S, build: Build[S]) -> int:
         await asyncio.to_thread(provider.shutdown)
     log.info("stopped", extra={"crashed": crashed})
     return 1 if crashed else 0
+
+
+async def _built(app: App[S], build: Build[S]) -> bool:
+    """Runs `build`; returns False if the process was told to stop while it waited for something."""
+    building = asyncio.ensure_future(build(app))
+    stop = asyncio.ensure_future(app.stopping.wait())
+    try:
+        await asyncio.wait([building, stop], return_when=asyncio.FIRST_COMPLETED)
+        if not building.done():
+            building.cancel()
+            await asyncio.gather(building, return_exceptions=True)
+            log.info("told to stop before everything was there")
+            return False
+        await building
+        return True
+    finally:
+        stop.cancel()
 
 
 def make_server(verifier: TokenVerifier | None, max_message_bytes: int) -> grpc.aio.Server:

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry import trace
+
 from servicekit.calls import trimmed_timeout
 from servicekit.channels import connect, resolve
 from servicekit.errors import (

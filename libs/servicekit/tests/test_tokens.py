@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from servicekit.errors import PermissionDenied, Unauthenticated
 from servicekit.tokens import (
     TokenMinter,

@@ -53,7 +53,7 @@ class BusRunLog:
         temperature: float,
     ) -> None:
         """Tells and reads as the learner of `run_id`."""
-        self._run_id = run_id
+        self.run_id = run_id
         self._spec = spec
         self._bus = bus
         self._blobs = blobs
@@ -66,7 +66,7 @@ class BusRunLog:
         """Yields what the log tells of this run after a position, in order."""
         events = self._bus.read(
             types=FACT_TYPES,
-            run_id=self._run_id,
+            run_id=self.run_id,
             start_sequence=after_sequence + 1,
             follow=follow,
         )
@@ -143,7 +143,7 @@ class BusRunLog:
         slot = wanted.slot
         span_attributes: dict[str, str | int] = {
             attributes.ROLLOUT_ID: rollout_id,
-            attributes.RUN_ID: self._run_id,
+            attributes.RUN_ID: self.run_id,
             attributes.TASK_ID: task.task_id,
             attributes.STEP: slot.step,
             attributes.GROUP_INDEX: slot.group_index,
@@ -188,7 +188,7 @@ class BusRunLog:
         with tempfile.TemporaryDirectory() as temporary:
             packed = Path(temporary) / "adapter.tar"
             await asyncio.to_thread(_pack, folder, packed)
-            return await self._blobs.put(f"adapters/{self._run_id}/v{version}", packed)
+            return await self._blobs.put(f"adapters/{self.run_id}/v{version}", packed)
 
     async def publish_policy(self, policy: Policy) -> None:
         """Tells that a version serves from now on."""
@@ -246,7 +246,7 @@ class BusRunLog:
             new_envelope(
                 payload,
                 source=SOURCE,
-                run_id=self._run_id,
+                run_id=self.run_id,
                 rollout_id=rollout_id,
                 slot=slot,
                 attempt=attempt,

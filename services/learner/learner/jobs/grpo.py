@@ -113,7 +113,7 @@ class GrpoJob:
         ledger = await self._roll_out(at, policy)
         rolled_out = self._context.monotonic()
         metrics |= rollout_metrics(ledger)
-        groups, trained = _batch(ledger)
+        groups, trained = training_batch(ledger)
         metrics |= await self._train(at.step, groups, trained)
         metrics["time/rollout_seconds"] = rolled_out - began
         metrics["time/train_seconds"] = self._context.monotonic() - rolled_out
@@ -196,7 +196,7 @@ class GrpoJob:
         self._context.report.step_done(step, at.version, metrics)
 
 
-def _batch(ledger: StepLedger) -> tuple[list[list[ScoredRollout]], list[Attempt]]:
+def training_batch(ledger: StepLedger) -> tuple[list[list[ScoredRollout]], list[Attempt]]:
     """Returns the scored members by group, and the attempts among them."""
     groups: list[list[ScoredRollout]] = []
     trained: list[Attempt] = []

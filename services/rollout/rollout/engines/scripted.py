@@ -7,6 +7,7 @@ log-probability of every token is that of one chance in two.
 
 import json
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from rollout.engines.base import (
 )
 from trajectory.rendering import ChatTokenizer
 
-LOGPROB = math.log(0.5)
+LOGPROB: float = struct.unpack("f", struct.pack("f", math.log(0.5)))[0]
+"""Rounded to float32, as every engine's are; the wire carries no more."""
 MAX_CONTEXT_TOKENS = 32_768
 
 

@@ -6,6 +6,8 @@ then really computes in a lower precision depends on the CPU, so this is measure
 where its results are as exact as float32 and it is clearly faster.
 """
 
+import ctypes
+import gc
 import time
 from dataclasses import dataclass
 
@@ -45,6 +47,18 @@ def tune_compute(num_threads: int) -> ComputePlan:
         float32_backend="onednn" if take else "mkl",
         speedup=speedup,
     )
+
+
+def release_memory() -> None:
+    """Gives memory that is no longer used back to the system, after a model was let go.
+
+    glibc keeps freed blocks for the thread that had them; the next model, on a new thread, would come
+    on top.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _measure_onednn() -> float:

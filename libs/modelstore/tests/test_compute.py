@@ -1,11 +1,12 @@
 """Tuning keeps float32 exact whatever it chooses."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from modelstore.compute import MAX_RELATIVE_ERROR, tune_compute
+from modelstore.compute import MAX_RELATIVE_ERROR, release_memory, tune_compute
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +29,17 @@ def test_products_stay_float32_after_tuning() -> None:
 def test_zero_threads_keeps_what_torch_chose() -> None:
     before = torch.get_num_threads()
     assert tune_compute(0).num_threads == before
+
+
+def test_memory_that_was_let_go_goes_back_to_the_system() -> None:
+    def resident_pages() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    # Small blocks stay in glibc's heap when they are freed; the last one keeps its end in use.
+    blocks = [bytearray(60_000) for _ in range(4_000)]
+    keep = blocks[-1]
+    filled = resident_pages()
+    del blocks
+    release_memory()
+    assert resident_pages() < filled - 40_000
+    assert keep

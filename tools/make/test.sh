@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Everything CI runs: static checks, then all tests. One closing line counts the tests.
+# Everything CI runs: static checks, then all tests. The closing line counts the tests of all parts.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=.venv/bin
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
 step() { printf '\n== %s\n' "$*"; }
 
 step "format, lint, types, imports, contracts"
@@ -10,8 +12,17 @@ $bin/ruff format --check -q .
 $bin/ruff check -q .
 $bin/buf lint protos
 $bin/buf format -d --exit-code protos >/dev/null
-[ ! -f protos/baseline.binpb ] || $bin/buf breaking protos --against protos/baseline.binpb
+$bin/buf breaking protos --against protos/baseline.binpb
 make -s types imports
 
-step "tests"
-exec $bin/python -m pytest -q libs services tools tests "$@"
+failed=0
+part() { # name, interpreter, pytest arguments
+	step "tests: $1"
+	"$2" -m pytest -q --junitxml="$out/$1.xml" --durations=5 "${@:3}" || failed=1
+}
+part unit $bin/python libs services tools -m "not slow"
+part slow $bin/python libs services tools -m "slow"
+part together $bin/python tests
+part vllm .venv-vllm/bin/python services/rollout -m vllm
+
+exec $bin/python tools/make/count.py "$failed" "$out"/*.xml

@@ -270,6 +270,26 @@ async def test_stopping_does_not_wait_for_nats(connect, publish_turns, nats_serv
     assert reading.result() == [1]
 
 
+async def test_closing_without_nats_leaves_nothing_running(nats_server):
+    # So short a pause makes it likely that closing meets a refused connection.
+    options = BusOptions(reconnect_wait_seconds=0.002)
+    before = asyncio.all_tasks()
+    buses = [await NatsBus.connect(nats_server.url, name="b", options=options) for _ in range(12)]
+    await asyncio.to_thread(nats_server.kill)
+    waiting = [
+        asyncio.create_task(NatsBus.connect(nats_server.url, name="late", options=options))
+        for _ in range(12)
+    ]
+    async with asyncio.timeout(20):
+        for number, (bus, late) in enumerate(zip(buses, waiting, strict=True)):
+            await asyncio.sleep(0.003 * number)
+            await bus.close()
+            late.cancel()
+        await asyncio.wait(waiting)
+        while left := asyncio.all_tasks() - before:
+            await asyncio.wait(left)
+
+
 async def test_connect_waits_for_nats(nats_server, publish_turns, caplog):
     nats_server.kill()
     caplog.set_level(logging.INFO, logger="hone.eventbus")

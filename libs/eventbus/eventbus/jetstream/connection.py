@@ -16,6 +16,7 @@ _LOG = logging.getLogger("hone.eventbus")
 
 _PING_SECONDS = 5
 _LOST_PINGS = 2
+_CLOSE_SECONDS = 2
 
 
 class NatsConnection:
@@ -31,6 +32,7 @@ class NatsConnection:
         self._watchers: list[Callable[[], None]] = []
         self._waiting_logged = False
         self._closing = False
+        self._closer: asyncio.Task[None] | None = None
         self.repair: Callable[[], Awaitable[None]] | None = None
         """Makes the streams again; called where a request finds that one is missing."""
         self.generation = 0
@@ -56,21 +58,16 @@ class NatsConnection:
 
     async def open(self) -> None:
         """Connects, waiting for the server as long as it takes."""
+        connecting = asyncio.create_task(self._connect())
         try:
-            await self._client.connect(
-                servers=self.url.split(","),
-                name=self._name,
-                error_cb=self._on_error,
-                disconnected_cb=self._on_disconnected,
-                reconnected_cb=self._on_reconnected,
-                closed_cb=self._on_closed,
-                max_reconnect_attempts=-1,
-                # Annotated as whole seconds, used as a float.
-                reconnect_time_wait=self.options.reconnect_wait_seconds,  # type: ignore[arg-type]
-                connect_timeout=2,
-                ping_interval=_PING_SECONDS,
-                max_outstanding_pings=_LOST_PINGS,
-            )
+            await asyncio.wait((connecting,))
+        except asyncio.CancelledError:
+            self._closing = True
+            connecting.cancel()
+            await asyncio.wait((connecting,), timeout=_CLOSE_SECONDS)
+            raise
+        try:
+            connecting.result()
         except nats.errors.Error as err:
             raise Unavailable(
                 f"cannot connect to NATS at {self.url}: {err}", reason="NATS_UNREACHABLE"
@@ -79,13 +76,30 @@ class NatsConnection:
         self._connected.set()
         _LOG.info("NATS connected", extra={"nats_url": self.url})
 
+    async def _connect(self) -> None:
+        await self._client.connect(
+            servers=self.url.split(","),
+            name=self._name,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_reconnected,
+            closed_cb=self._on_closed,
+            max_reconnect_attempts=-1,
+            # Annotated as whole seconds, used as a float.
+            reconnect_time_wait=self.options.reconnect_wait_seconds,  # type: ignore[arg-type]
+            connect_timeout=2,
+            ping_interval=_PING_SECONDS,
+            max_outstanding_pings=_LOST_PINGS,
+        )
+
     async def close(self) -> None:
         """Sends what is buffered and disconnects."""
         self._closing = True
+        self._closer = asyncio.current_task()
         self._connected.clear()
         if self._client.is_connected:
             try:
-                await self._client.flush(timeout=2)
+                await self._client.flush(timeout=_CLOSE_SECONDS)
             except nats.errors.Error as err:
                 _LOG.warning("NATS did not take the last bytes", extra={"error": str(err)})
         try:
@@ -134,6 +148,10 @@ class NatsConnection:
         self._tell()
 
     async def _on_error(self, err: Exception) -> None:
+        if self._closing and asyncio.current_task() is not self._closer:
+            # Closing cancels the client's connecting task, but wait_for of Python 3.11 swallows a cancellation that
+            # meets a refused connection, and the task would try for ever: it is ended from within its next failure.
+            raise asyncio.CancelledError
         if self._connected.is_set():
             _LOG.warning("NATS error", extra={"nats_url": self.url, "error": repr(err)})
         elif not self._waiting_logged:

@@ -40,7 +40,7 @@ test: setup setup-vllm ## Everything CI runs
 
 .PHONY: unit
 unit: setup ## Unit tests of all libs and services, in under a minute
-	@$(BIN)/python -m pytest -q -m "not slow and not model and not vllm" libs services tools
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not model and not vllm" libs services tools
 
 .PHONY: test-contract test-integration test-e2e
 test-contract: setup ## Every service keeps its contract

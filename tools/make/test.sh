@@ -20,8 +20,8 @@ part() { # name, interpreter, pytest arguments
 	step "tests: $1"
 	"$2" -m pytest -q --junitxml="$out/$1.xml" --durations=5 "${@:3}" || failed=1
 }
-part unit $bin/python libs services tools -m "not slow"
-part slow $bin/python libs services tools -m "slow"
+part unit $bin/python libs services tools -n 2 -m "not slow and not model"
+part slow $bin/python libs services tools -m "slow or model"
 part together $bin/python tests
 part vllm .venv-vllm/bin/python services/rollout -m vllm
 

@@ -45,7 +45,8 @@ class TorchCore:
         self._rows = rows
         self._tools = tools
         self._settings = settings
-        self._rendered: list[RenderedRow] = []
+        self._rendered: list[tuple[RenderedRow, ...]] = []
+        """Training rows of each conversation; a template that rewrites history makes several."""
         self._trainer: Trainer | None = None
         self._stop = threading.Event()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner.torch")
@@ -66,7 +67,7 @@ class TorchCore:
     async def sft_step(self, rows: Sequence[int], progress: Progress) -> dict[str, float]:
         """Updates the policy by the supervised rows at these indices."""
         tell = self._telling(progress)
-        chosen = [self._rendered[index] for index in rows]
+        chosen = [made for index in rows for made in self._rendered[index]]
         return await self._on_worker(
             lambda: self._loaded().sft_step(chosen, progress=tell, stop=self._stop)
         )
@@ -87,7 +88,11 @@ class TorchCore:
         """Waits for the worker and frees the weights."""
         self._stop.set()
         await asyncio.to_thread(self._worker.shutdown, wait=True)
-        self._trainer = None
+        if self._trainer is not None:
+            from modelstore.compute import release_memory
+
+            self._trainer = None
+            release_memory()
 
     async def _on_worker(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
@@ -149,7 +154,7 @@ class TorchCore:
         assert trainer.policy_version == restored.policy_version
         save_checkpoint(self._checkpoints, trainer, restored.state)
 
-    def _render(self, renderer: ChatRenderer) -> list[RenderedRow]:
+    def _render(self, renderer: ChatRenderer) -> list[tuple[RenderedRow, ...]]:
         """Lays the conversations out as rollouts of them would lie.
 
         Raises:
@@ -159,13 +164,14 @@ class TorchCore:
         named = tuple(self._tools[name] for name in spec.tools)
         for number, row in enumerate(self._rows, start=1):
             messages = with_system_prompt(row.messages, spec.system_prompt)
-            for made in renderer.render_conversation(messages, row.tools or named):
-                if len(made.token_ids) > spec.max_total_tokens:
-                    raise InvalidArgument(
-                        f"row {number} has {len(made.token_ids)} tokens; rollout.max_total_tokens is "
-                        f"{spec.max_total_tokens}"
-                    )
-                rendered.append(made)
+            made = tuple(renderer.render_conversation(messages, row.tools or named))
+            longest = max(len(part.token_ids) for part in made)
+            if longest > spec.max_total_tokens:
+                raise InvalidArgument(
+                    f"row {number} has {longest} tokens; rollout.max_total_tokens is "
+                    f"{spec.max_total_tokens}"
+                )
+            rendered.append(made)
         return rendered
 
 

@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from trajectory.types import ChatMessage, ImagePart, Role, ToolCall, ToolDefinition
-
 from runspec.problems import described, nearest
+from trajectory.types import ChatMessage, ImagePart, Role, ToolCall, ToolDefinition
 
 Note = Callable[[str, str], None]
 """Records a problem: field, message."""

@@ -9,11 +9,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trajectory.types import ChatMessage, Role, Task, ToolDefinition
-
 from runspec.jsonl import Row, read_rows
 from runspec.messages import read_messages, read_tools
 from runspec.problems import RowError, RowErrors, described, nearest
+from trajectory.types import ChatMessage, Role, Task, ToolDefinition
 
 _MAX_ERRORS = 20
 _PROMPT_KEYS = ("messages", "prompt")

@@ -2,6 +2,7 @@ import pytest
 from hone.common.v1 import run_spec_pb2
 from hypothesis import given
 from hypothesis import strategies as st
+
 from runspec.convert import run_spec_from_proto, run_spec_to_proto
 from runspec.problems import SpecError
 from runspec.schema import RunSpec, all_fields

@@ -2,6 +2,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+
 from runspec.load import LoadedRun, check_files, load_run_file
 from runspec.problems import SpecError
 

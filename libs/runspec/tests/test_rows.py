@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from runspec.graderfields import required_fields
 from runspec.problems import RowErrors
 from runspec.rows import parse_sft_rows, parse_tasks

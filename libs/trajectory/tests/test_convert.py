@@ -6,6 +6,7 @@ import pytest
 from hone.common.v1 import identity_pb2, outcome_pb2, token_record_pb2
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trajectory import convert
 from trajectory import types as t
 

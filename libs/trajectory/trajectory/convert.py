@@ -350,7 +350,9 @@ def outcome_kind_to_proto(kind: t.OutcomeKind | None) -> outcome_pb2.OutcomeKind
     """Converts a kind of shortfall; None is unspecified."""
     if kind is None:
         return outcome_pb2.OUTCOME_KIND_UNSPECIFIED
-    number: outcome_pb2.OutcomeKind.ValueType = _enum_to_proto(kind, outcome_pb2.OutcomeKind, "OUTCOME_KIND")
+    number: outcome_pb2.OutcomeKind.ValueType = _enum_to_proto(
+        kind, outcome_pb2.OutcomeKind, "OUTCOME_KIND"
+    )
     return number
 
 

@@ -5,9 +5,7 @@ import logging
 import time
 from datetime import UTC, datetime
 
-from eventbus.nats_bus import NatsBus
 from hone.console.v1 import console_pb2, console_pb2_grpc
-from servicekit.serve import App, run
 
 from console.archive import Archive
 from console.archive_reader import ArchiveReader
@@ -21,6 +19,8 @@ from console.settings import ConsoleSettings
 from console.site import Site
 from console.view_convert import rollout_view
 from console.writer import ArchiveWriter
+from eventbus.nats_bus import NatsBus
+from servicekit.serve import App, run
 
 log = logging.getLogger("console")
 

@@ -13,8 +13,6 @@ from datetime import UTC, datetime, timedelta
 from importlib import resources
 from pathlib import Path
 
-from servicekit.errors import DataLoss, FailedPrecondition, Unavailable
-
 from console.facts import (
     ArchivedEvent,
     LogRow,
@@ -29,6 +27,7 @@ from console.facts import (
     StepTrained,
 )
 from console.spans import Span
+from servicekit.errors import DataLoss, FailedPrecondition, Unavailable
 
 SCHEMA_VERSION = 1
 """Stored as SQLite's user_version; an archive of another version is refused."""

@@ -7,8 +7,6 @@ was known when something happened. Holds no rule itself.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from trajectory.types import Slot
-
 from console.facts import (
     DeadLettered,
     LogRow,
@@ -25,6 +23,7 @@ from console.facts import (
     StepPlanned,
     StepTrained,
 )
+from trajectory.types import Slot
 
 GRADER = "grader"
 """Source of judgements, and of failures to judge."""

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trajectory.types import Phase, Slot
-
 from console.audit_log import Attempt, RunLog
 from console.facts import RolloutFinished
+from trajectory.types import Phase, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

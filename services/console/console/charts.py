@@ -3,11 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from trajectory.types import TokenRow
-
 from console.markup import Markup, join, tag
 from console.span_tree import SpanRow, SpanTree
 from console.wording import duration, number
+from trajectory.types import TokenRow
 
 WIDTH, HEIGHT = 260, 72
 MAX_SPANS = 2000

@@ -10,17 +10,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import datetime, timedelta
 
-from eventbus.blobs import Blobs
-from eventbus.bus import EventBus, LoggedEvent
-from eventbus.errors import LogTruncated
-from servicekit.errors import DataLoss, NotFound, Unavailable
-
 from console.archive import microseconds
 from console.archive_reader import ArchiveReader
 from console.audit import AuditReport
 from console.convert import archived_event
 from console.facts import ArchivedEvent
 from console.writer import ArchiveWriter
+from eventbus.blobs import Blobs
+from eventbus.bus import EventBus, LoggedEvent
+from eventbus.errors import LogTruncated
+from servicekit.errors import DataLoss, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 

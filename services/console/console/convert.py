@@ -12,11 +12,11 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from hone.common.v1 import identity_pb2, outcome_pb2
 from hone.events.v1 import events_pb2
-from trajectory.convert import slot_from_proto
-from trajectory.types import Phase, Slot
 
 from console import facts
 from console.archive_reader import StoredEvent
+from trajectory.convert import slot_from_proto
+from trajectory.types import Phase, Slot
 
 NO_RECORD = "the event carries no record"
 

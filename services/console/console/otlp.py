@@ -2,10 +2,10 @@
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from servicekit.serve import make_server
 
 from console.otlp_convert import spans_from_proto
 from console.writer import ArchiveWriter
+from servicekit.serve import make_server
 
 STOP_SECONDS = 2.0
 """How long exports under way may take when the console stops."""

@@ -2,6 +2,14 @@
 
 from collections.abc import Sequence
 
+from console.archive_reader import RolloutEntry
+from console.charts import token_strip, waterfall
+from console.markup import Child, Markup, tag
+from console.page_layout import badge, page, strip, table
+from console.page_runs import run_path, slot_text, trace_path
+from console.span_tree import SpanTree
+from console.views import RolloutView
+from console.wording import clipped, duration, number, pretty_json
 from trajectory.types import (
     ChatMessage,
     Failure,
@@ -13,15 +21,6 @@ from trajectory.types import (
     ToolCallRecord,
     TurnRecord,
 )
-
-from console.archive_reader import RolloutEntry
-from console.charts import token_strip, waterfall
-from console.markup import Child, Markup, tag
-from console.page_layout import badge, page, strip, table
-from console.page_runs import run_path, slot_text, trace_path
-from console.span_tree import SpanTree
-from console.views import RolloutView
-from console.wording import clipped, duration, number, pretty_json
 
 
 def rollout_page(view: RolloutView, attempts: Sequence[RolloutEntry]) -> bytes:

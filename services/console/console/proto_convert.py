@@ -7,13 +7,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hone.common.v1 import identity_pb2, outcome_pb2
 from hone.console.v1 import console_pb2
 from hone.events.v1 import events_pb2
-from trajectory.convert import duration_to_proto, outcome_kind_to_proto
-from trajectory.types import FailureKind, OutcomeKind
 
 from console.archive_reader import RolloutEntry, RunEntry
 from console.audit import AuditReport
 from console.otlp_convert import attribute_text
 from console.spans import Span
+from trajectory.convert import duration_to_proto, outcome_kind_to_proto
+from trajectory.types import FailureKind, OutcomeKind
 
 _ENDS = {
     "": events_pb2.RUN_END_UNSPECIFIED,

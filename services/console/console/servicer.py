@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from hone.common.v1 import identity_pb2
 from hone.console.v1 import console_pb2, console_pb2_grpc
-from servicekit.errors import InvalidArgument, NotFound
 
 from console import proto_convert
 from console.archive_reader import ArchiveReader, RolloutFilter, RunEntry
@@ -17,6 +16,7 @@ from console.convert import stored_envelope, whole_envelope, word
 from console.paging import make_token, page_limit, read_token
 from console.site import rollout_id_of, trace_id_of
 from console.view_convert import final_event
+from servicekit.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]

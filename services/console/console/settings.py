@@ -2,6 +2,7 @@
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
+
 from servicekit.settings import ServiceSettings
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
-from servicekit.errors import InvalidArgument, NotFound
-
 from console import jaeger
 from console.archive_reader import ArchiveReader, RolloutEntry, RolloutFilter, StoredEvent
 from console.audit import AuditReport
@@ -21,6 +19,7 @@ from console.paging import make_token, read_token
 from console.span_tree import build_tree
 from console.spans import Span
 from console.views import RolloutView
+from servicekit.errors import InvalidArgument, NotFound
 
 PAGE_SIZE = 100
 MAX_TRACES = 1500

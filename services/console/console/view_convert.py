@@ -4,13 +4,6 @@ from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 from hone.events.v1 import events_pb2
-from trajectory.convert import (
-    failure_from_proto,
-    masked_from_proto,
-    rollout_record_from_proto,
-    scored_from_proto,
-)
-from trajectory.types import Attribution, Failure, FailureKind, Masked, Outcome, RolloutRecord
 
 from console import facts
 from console.archive_reader import RolloutEntry, StoredEvent
@@ -18,6 +11,13 @@ from console.convert import stored_envelope, stored_row
 from console.span_tree import build_tree
 from console.spans import Span
 from console.views import RolloutView, TimelineEntry
+from trajectory.convert import (
+    failure_from_proto,
+    masked_from_proto,
+    rollout_record_from_proto,
+    scored_from_proto,
+)
+from trajectory.types import Attribution, Failure, FailureKind, Masked, Outcome, RolloutRecord
 
 
 def rollout_view(

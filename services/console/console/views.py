@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from trajectory.types import Outcome, RolloutRecord
-
 from console.archive_reader import RolloutEntry
 from console.span_tree import SpanTree
+from trajectory.types import Outcome, RolloutRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from servicekit.errors import Unavailable
-
 from console.archive import Archive
 from console.facts import ArchivedEvent
 from console.spans import Span
+from servicekit.errors import Unavailable
 
 MAX_BATCH = 512
 """Writes per transaction at most."""

@@ -6,12 +6,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from console.archive import Archive
-from console.archive_reader import ArchiveReader
-from eventbus.envelope import new_envelope
 from google.protobuf.message import Message
 from hone.common.v1 import identity_pb2, outcome_pb2, run_spec_pb2, task_pb2
 from hone.events.v1 import events_pb2
+
+from console.archive import Archive
+from console.archive_reader import ArchiveReader
+from eventbus.envelope import new_envelope
 from trajectory.convert import rollout_record_to_proto
 from trajectory.types import (
     ChatMessage,

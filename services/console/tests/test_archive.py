@@ -3,11 +3,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hone.events.v1 import events_pb2
+
 from console.archive import Archive
 from console.archive_reader import ArchiveReader, RolloutFilter
 from console.convert import archived_event, stored_envelope, whole_envelope
 from console.spans import Span, SpanEvent, SpanLink
-from hone.events.v1 import events_pb2
 from servicekit.errors import DataLoss, FailedPrecondition, Unavailable
 
 

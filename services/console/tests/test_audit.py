@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+
 from console.audit import AuditReport, audit_run
 from console.audit_rules import RULES
 from console.facts import (

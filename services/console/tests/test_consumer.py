@@ -4,6 +4,9 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from hone.common.v1 import blob_pb2
+from hone.events.v1 import events_pb2
+
 from console.archive import Archive
 from console.archive_reader import ArchiveReader
 from console.audit import AuditReport, audit_run
@@ -11,8 +14,6 @@ from console.consumer import LogArchiver
 from console.convert import stored_row
 from console.writer import ArchiveWriter
 from eventbus.memory_bus import MemoryBus
-from hone.common.v1 import blob_pb2
-from hone.events.v1 import events_pb2
 
 
 async def nothing() -> None:

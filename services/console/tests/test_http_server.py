@@ -2,6 +2,7 @@ import http.client
 from collections.abc import Iterator
 
 import pytest
+
 from console.http_server import HttpServer
 from console.site import HTML, Response
 

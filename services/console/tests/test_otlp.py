@@ -5,14 +5,15 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+
 from console.archive import Archive
 from console.archive_reader import ArchiveReader
 from console.otlp import OtlpServer
 from console.otlp_convert import spans_from_proto
 from console.span_tree import build_tree
 from console.writer import ArchiveWriter
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 from servicekit.identity import new_rollout_id, rollout_scope
 from servicekit.telemetry import otlp_exporter, tracer_provider
 

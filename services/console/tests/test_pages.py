@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+
 from console.archive import Archive
 from console.archive_reader import ArchiveReader
 from console.audit import audit_run

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hone.console.v1 import console_pb2, console_pb2_grpc
+
 from eventbus.nats_bus import NatsBus
 from eventbus.testing import NatsServer, nats_server  # noqa: F401  (a fixture)
-from hone.console.v1 import console_pb2, console_pb2_grpc
 from servicekit.channels import connect
 
 

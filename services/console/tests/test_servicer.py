@@ -3,15 +3,16 @@ from typing import Any
 
 import grpc
 import pytest
+from hone.common.v1 import identity_pb2, outcome_pb2
+from hone.console.v1 import console_pb2, console_pb2_grpc
+from hone.events.v1 import events_pb2
+
 from console.archive import Archive
 from console.archive_reader import ArchiveReader
 from console.audit import audit_run
 from console.convert import archived_event, stored_row
 from console.servicer import ConsoleServicer
 from console.spans import Span
-from hone.common.v1 import identity_pb2, outcome_pb2
-from hone.console.v1 import console_pb2, console_pb2_grpc
-from hone.events.v1 import events_pb2
 from servicekit.channels import connect
 from servicekit.errors import InvalidArgument, NotFound
 from servicekit.testing import running_server

@@ -1,7 +1,8 @@
-from console.span_tree import build_tree
-from console.spans import Span
 from hypothesis import given
 from hypothesis import strategies as st
+
+from console.span_tree import build_tree
+from console.spans import Span
 
 
 def span(span_id: str, parent: str = "", *, start: int = 0, end: int = 10) -> Span:

@@ -3,6 +3,7 @@ import sqlite3
 from typing import Any
 
 import pytest
+
 from console.archive import Archive
 from console.archive_reader import ArchiveReader
 from console.convert import archived_event

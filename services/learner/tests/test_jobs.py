@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hone.common.v1 import outcome_pb2
+from hone.events.v1 import events_pb2
+
 from eventbus.bus import Delivery
 from eventbus.envelope import new_envelope
 from eventbus.memory_bus import MemoryBus
-from hone.common.v1 import outcome_pb2
-from hone.events.v1 import events_pb2
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import run_evaluate
 from learner.jobs.grpo import GrpoJob

@@ -5,6 +5,7 @@ import random
 from datetime import UTC, datetime
 
 import pytest
+
 from learner.ledger import RetryBudget, StepLedger
 from trajectory import types as t
 

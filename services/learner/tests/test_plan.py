@@ -1,6 +1,7 @@
 from collections import Counter
 
 import pytest
+
 from learner.plan import rows_of_step, seed_of, slots_of_step, tasks_of_step
 from trajectory.types import Phase, Slot, Task
 

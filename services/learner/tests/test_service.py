@@ -12,6 +12,7 @@ import grpc
 import pytest
 from hone.learner.v1 import learner_pb2 as pb
 from hone.learner.v1 import learner_pb2_grpc
+
 from learner.adapters import AdapterStore
 from learner.datasets import DatasetStore
 from learner.manager import RunManager, RunReporter

@@ -47,9 +47,10 @@ def _demo(suite: DemoSuite) -> None:
     print("\n== checking the event log of every run")
     job.audit()
     _print_result(before, after)
-    example = next((r for r in after if r.right), after[0])
-    print(f"\n== one rollout from request to reward: hone rollout {example.rollout_id}\n")
-    suite.show("rollout", example.rollout_id)
+    rows = suite.rollouts(learned)
+    example = next((row for row in reversed(rows) if not row["kind"]), rows[-1])["rollout_id"]
+    print(f"\n== one rollout from request to weight update: hone rollout {example}\n")
+    suite.show("rollout", example)
     print(
         f"\n== look further: cd {FOLDER} && ../../.venv/bin/hone up\n"
         f"   hone rollout --run {learned}      every rollout that was trained on\n"

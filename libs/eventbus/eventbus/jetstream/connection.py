@@ -107,6 +107,11 @@ class NatsConnection:
         except OSError as err:
             # The server is gone, and with it whatever was still to be sent.
             _LOG.info("NATS was gone at closing", extra={"error": repr(err)})
+        except asyncio.CancelledError:
+            # The client cancels its reconnecting, and with it, at times, the transport that it then waits for.
+            if self._closer is not None and self._closer.cancelling():
+                raise
+            _LOG.info("NATS was gone at closing")
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls back when the connection goes and when it comes; returns what ends that."""

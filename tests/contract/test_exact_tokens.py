@@ -180,6 +180,7 @@ async def test_a_hundred_rollouts_hand_their_tokens_over_unchanged(
         clock=time.time,
         rng=random.Random(3),
         temperature=1.0,
+        eval_temperature=1.0,
     )
     cursor = await run_log.started()
     by_id = {task.task_id: task for task in tasks()}

@@ -48,15 +48,11 @@ def taught(suite: Suite, model: Path) -> Path:
     folder = suite.folder / "sft"
     folder.mkdir()
     (folder / "sft.jsonl").write_text(json.dumps(conversation) + "\n")
-    job = write_job(
-        folder,
-        model,
-        name="teach",
-        algorithm="sft",
-        data={"train": "sft.jsonl", "eval": ""},
-        train={"max_steps": 5, "batch_size": 4, "learning_rate": 0.05},
-        rollout={"tools": []},
-        grader=None,
+    job = folder / "sft.yaml"
+    job.write_text(
+        f"name: teach\nalgorithm: sft\nmodel: {{path: {model}}}\nlora: {{rank: 4}}\n"
+        "data: {train: sft.jsonl}\n"
+        "train: {max_steps: 5, batch_size: 4, learning_rate: 0.05}\n"
     )
     done = suite.hone("sft", str(job), "--json", timeout=300)
     return Path(done["run"]["output_dir"]) / "adapter"

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 from learner.facts import Ended, Fact, Finished, Policy, Requested, RunLog
 from learner.ledger import SlotState, StepLedger, Wanted
 from learner.plan import seed_of
-from learner.ports import Stopped
-from trajectory.types import Scored, Task
+from learner.ports import LogGone, Stopped
+from trajectory.types import Attribution, Failure, Scored, Slot, Task
 
 log = logging.getLogger(__name__)
+
+MAX_RETRY_SECONDS = 60.0
+"""Longest wait between two attempts in one slot."""
 
 MAX_IN_FLIGHT = 128
 """Rollouts that are requested and not ended at once; more would only wait in the queue past their deadline."""
@@ -29,6 +33,8 @@ class Limits:
 
     group_timeout_seconds: float
     min_group_size: int
+    retry_seconds: float
+    """Wait before a slot's first retry after an infrastructure fault."""
 
 
 class Collector:
@@ -52,6 +58,8 @@ class Collector:
         self._limits = limits
         self._monotonic = monotonic
         self._abandoned: set[str] = set()
+        self._due: dict[tuple[Slot, int], float] = {}
+        """When a retry may be requested: an outage must not burn every attempt within seconds."""
 
     async def fill(
         self, ledger: StepLedger, policy: Policy, *, after_sequence: int, progress: Progress
@@ -63,10 +71,14 @@ class Collector:
         Raises:
             Stopped: someone asked for it; what was requested goes on, and the log keeps it for the next start.
         """
-        position = after_sequence
-        async with aclosing(self._log.facts(after_sequence, follow=False)) as history:
-            async for fact in history:
-                position = fold(ledger, fact)
+        try:
+            position = await self._fold_history(ledger, after_sequence)
+        except LogGone as gone:
+            log.error(
+                "the log no longer reaches back to the checkpoint; what it does not tell is rolled out again",
+                extra={"cursor": after_sequence, "readable_after": gone.restart_after},
+            )
+            position = await self._fold_history(ledger, gone.restart_after)
         progress(ledger.closed_count, len(ledger.slots))
         queue: asyncio.Queue[Fact | Exception] = asyncio.Queue()
         feeders = [
@@ -79,6 +91,13 @@ class Collector:
             for feeder in feeders:
                 feeder.cancel()
             await asyncio.gather(*feeders, return_exceptions=True)
+
+    async def _fold_history(self, ledger: StepLedger, after_sequence: int) -> int:
+        position = after_sequence
+        async with aclosing(self._log.facts(after_sequence, follow=False)) as history:
+            async for fact in history:
+                position = fold(ledger, fact)
+        return position
 
     async def _watch_stop(self, queue: "asyncio.Queue[Fact | Exception]") -> None:
         await self._stop.wait()
@@ -102,18 +121,20 @@ class Collector:
     ) -> int:
         deadline = self._monotonic() + self._limits.group_timeout_seconds
         while True:
-            await self._request(ledger, policy)
+            next_retry = await self._request(ledger, policy)
             if ledger.closed:
                 return position
             overdue = self._monotonic() >= deadline
             if overdue:
                 await self._close_overdue(ledger)
             try:
-                wait = QUIET_SECONDS if overdue else min(QUIET_SECONDS, self._until(deadline))
+                wait = min(QUIET_SECONDS, self._until(next_retry))
+                wait = wait if overdue else min(wait, self._until(deadline))
                 async with asyncio.timeout(wait):
                     got = await queue.get()
             except TimeoutError:
-                _say_what_is_missing(ledger)
+                if wait >= QUIET_SECONDS:
+                    _say_what_is_missing(ledger)
                 continue
             while True:
                 if isinstance(got, Exception):
@@ -127,13 +148,25 @@ class Collector:
     def _until(self, deadline: float) -> float:
         return max(0.01, deadline - self._monotonic())
 
-    async def _request(self, ledger: StepLedger, policy: Policy) -> None:
-        room = MAX_IN_FLIGHT - len(ledger.in_flight)
-        if room <= 0:
-            return
-        async with asyncio.TaskGroup() as group:
-            for wanted in ledger.wanted()[:room]:
-                group.create_task(self._request_one(ledger, policy, wanted))
+    async def _request(self, ledger: StepLedger, policy: Policy) -> float:
+        """Requests what is wanted and due; returns when the next retry will be."""
+        now, next_retry, due = self._monotonic(), math.inf, []
+        for wanted in ledger.wanted():
+            at = self._due_time(ledger, wanted, now)
+            if at <= now:
+                due.append(wanted)
+            else:
+                next_retry = min(next_retry, at)
+        room = max(0, MAX_IN_FLIGHT - len(ledger.in_flight))
+        await asyncio.gather(*(self._request_one(ledger, policy, wanted) for wanted in due[:room]))
+        return next_retry
+
+    def _due_time(self, ledger: StepLedger, wanted: Wanted, now: float) -> float:
+        last = ledger.slots[wanted.slot].outcome
+        if not isinstance(last, Failure) or last.attributable is Attribution.CLIENT:
+            return now
+        wait = min(MAX_RETRY_SECONDS, self._limits.retry_seconds * 2.0 ** (wanted.attempt - 1))
+        return self._due.setdefault((wanted.slot, wanted.attempt), now + wait)
 
     async def _request_one(self, ledger: StepLedger, policy: Policy, wanted: Wanted) -> None:
         task = self._tasks[wanted.task_id]
@@ -149,7 +182,7 @@ class Collector:
         """
         for group in ledger.groups():
             scored = sum(isinstance(state.outcome, Scored) for state in group)
-            if scored < self._limits.min_group_size:
+            if scored < min(self._limits.min_group_size, len(group)):
                 continue
             for state in group:
                 await self._abandon(state)

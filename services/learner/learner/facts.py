@@ -70,7 +70,11 @@ class RunLog(Protocol):
         ...
 
     def facts(self, after_sequence: int, *, follow: bool) -> AsyncGenerator[Fact, None]:
-        """Yields what the log tells of this run after a position, in order."""
+        """Yields what the log tells of this run after a position, in order.
+
+        Raises:
+            LogGone: the log no longer reaches back that far.
+        """
         ...
 
     async def started(self) -> int:

@@ -18,6 +18,9 @@ from trajectory.types import (
     Slot,
 )
 
+DATA_KINDS = frozenset({FailureKind.BAD_TASK, FailureKind.GRADER})
+"""Kinds that speak of the task row; only they can put a task into quarantine."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryBudget:
@@ -184,6 +187,16 @@ class StepLedger:
             if isinstance(attempt.outcome, Failure)
         ]
 
+    def lost_to_infrastructure(self) -> list[Failure]:
+        """Returns the last failure of every slot that infrastructure faults closed."""
+        return [
+            state.outcome
+            for state in self.slots.values()
+            if isinstance(state.outcome, Failure)
+            and state.outcome.attributable is Attribution.INFRA
+            and self.is_closed(state)
+        ]
+
     def poison_tasks(self) -> dict[str, FailureKind]:
         """Returns tasks that failed in the same way in every attempt of every slot, with that way.
 
@@ -206,6 +219,6 @@ def _data_failure_kinds(states: Iterable[SlotState]) -> set[FailureKind]:
     failures = [o for o in outcomes if isinstance(o, Failure)]
     if len(failures) != len(outcomes) or not failures:
         return set()
-    if any(f.attributable is not Attribution.CLIENT for f in failures):
+    if any(f.attributable is not Attribution.CLIENT or f.kind not in DATA_KINDS for f in failures):
         return set()
     return {f.kind for f in failures}

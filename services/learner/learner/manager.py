@@ -12,9 +12,18 @@ from dataclasses import replace
 from learner.hub import Progress, RunHub
 from learner.ports import Stopped
 from learner.runs import Run, RunState, RunStore, Step, ended
-from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, NotFound
+from servicekit.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    HoneError,
+    InvalidArgument,
+    NotFound,
+)
 
 log = logging.getLogger(__name__)
+
+MAX_STARTS_WITHOUT_STEP = 5
+"""A run that ends the process this often within one step is given up, so that it cannot do so for ever."""
 
 RunJob = Callable[[Run, "RunReporter", asyncio.Event], Awaitable[dict[str, float]]]
 """Does what a run should do and returns its figures; raises Stopped when the event asked for it."""
@@ -47,7 +56,9 @@ class RunReporter:
         done = Step(
             step=step, policy_version=policy_version, end_time=self._clock(), metrics=metrics
         )
-        self.run = replace(self.run, step=step + 1, policy_version=policy_version)
+        self.run = replace(
+            self.run, step=step + 1, policy_version=policy_version, starts_without_step=0
+        )
         self._store.append_step(self.run.run_id, done)
         self._store.save(self.run)
         self._hub.step_done(self.run, done)
@@ -85,11 +96,17 @@ class RunManager:
                 f"request_id: found {request_id[:80]!r}; a UUID is right",
                 violations={"request_id": "is not a UUID"},
             ) from None
-        run_id = f"{name}-{unique.hex[:10]}"
+        run_id = f"{name}-{unique.hex[-10:]}"
         try:
-            return self._store.load(run_id)
+            known = self._store.load(run_id)
         except NotFound:
             self._check_free()
+        else:
+            if known.request_id != request_id:
+                raise AlreadyExists(
+                    f"run {run_id} belongs to another request; use a new request_id"
+                )
+            return known
         run = Run(
             run_id=run_id,
             request_id=request_id,
@@ -131,9 +148,23 @@ class RunManager:
     def resume_interrupted(self) -> None:
         """Goes on with the run that was going when the process ended."""
         for run in self._store.all():
-            if run.state is RunState.RUNNING and self._active is None:
+            if run.state is not RunState.RUNNING:
+                continue
+            if self._active is not None:
+                detail = f"run {self._active[0]} has the learner; resume this one after it"
+                self._store.save(ended(run, RunState.STOPPED, at=self._clock(), detail=detail))
+            elif run.starts_without_step >= MAX_STARTS_WITHOUT_STEP:
+                detail = (
+                    f"the learner ended {run.starts_without_step} times in step {run.step} of this run; "
+                    "its log says why"
+                )
+                log.error("run given up: %s", detail, extra={"run_id": run.run_id})
+                self._store.save(ended(run, RunState.FAILED, at=self._clock(), detail=detail))
+            else:
                 log.info("resuming the run that was going", extra={"run_id": run.run_id})
-                self._launch(run)
+                again = replace(run, starts_without_step=run.starts_without_step + 1)
+                self._store.save(again)
+                self._launch(again)
 
     async def drain(self) -> None:
         """Ends work under way at the next safe point; the run stays running on disk and goes on at the next start."""
@@ -184,27 +215,30 @@ class RunManager:
             )
         except Stopped:
             if self._draining:
+                # Told to shut down is no crash; the run goes on at the next start.
+                self._store.save(replace(reporter.run, starts_without_step=0))
+                self._active = None
                 return
             detail = f"stopped after step {reporter.run.step}"
             final = ended(reporter.run, RunState.STOPPED, at=self._clock(), detail=detail)
         except (
             Exception
         ) as error:  # the run's boundary: whatever it was, the run says so and can be resumed
-            detail = error.message if isinstance(error, HoneError) else f"{error}"
+            detail = error.message if isinstance(error, HoneError) else str(error)
             detail = detail or type(error).__name__
             log.exception("run failed", extra={"run_id": run.run_id})
             final = ended(reporter.run, RunState.FAILED, at=self._clock(), detail=detail)
+        try:
+            await self._tell_end(final)
+            self._store.save(final)
         finally:
+            # Only now can another run start: nothing of this one is still to be written.
             self._active = None
-        await self._tell_end(final)
-        self._store.save(final)
-        hub.changed(final)
+            hub.changed(final)
 
     async def _tell_end(self, final: Run) -> None:
         """Tells the log before the file says so; if the log is away the run still ends."""
         try:
             await self._announce_end(final, final.spec_json)
-        except HoneError as error:
-            log.error(
-                "the end of the run could not be logged: %s", error, extra={"run_id": final.run_id}
-            )
+        except Exception:  # whatever it was, the run's file must say that it ended
+            log.exception("the end of the run could not be logged", extra={"run_id": final.run_id})

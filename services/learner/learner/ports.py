@@ -30,6 +30,15 @@ class Stopped(Exception):
     """Someone asked the run to stop; what is saved stays and can be resumed."""
 
 
+class LogGone(Exception):
+    """The log no longer reaches back to the position that was asked for."""
+
+    def __init__(self, restart_after: int) -> None:
+        """Says after which position it can be read."""
+        super().__init__(f"the event log can be read only after position {restart_after}")
+        self.restart_after = restart_after
+
+
 class TrainingCore(Protocol):
     """Weights, optimiser and checkpoints. Every method runs on one worker thread and may take long."""
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from hone.common.v1 import blob_pb2, identity_pb2, outcome_pb2, run_spec_pb2
 from hone.events.v1 import events_pb2
 from opentelemetry import trace
@@ -20,17 +20,29 @@ from opentelemetry.trace import SpanKind
 from eventbus.blobs import Blobs
 from eventbus.bus import EventBus, LoggedEvent
 from eventbus.envelope import new_envelope
+from eventbus.errors import LogTruncated
 from learner.facts import Ended, Fact, Finished, Policy, Requested
 from learner.ledger import Wanted
+from learner.ports import LogGone
 from servicekit import attributes
+from servicekit.errors import DataLoss, NotFound
 from servicekit.identity import new_rollout_id, rollout_scope
 from trajectory import convert
-from trajectory.types import Attribution, Failure, FailureKind, Outcome, Slot, Task
+from trajectory.types import Attribution, Failure, FailureKind, Outcome, Phase, Slot, Task
 
 log = logging.getLogger(__name__)
 
 SOURCE = "learner"
-FACT_TYPES = ("rollout_requested", "rollout_finished", "rollout_failed", "reward_assigned")
+FACT_TYPES = (
+    "rollout_requested",
+    "rollout_finished",
+    "rollout_failed",
+    "reward_assigned",
+    "dead_lettered",
+)
+DECIDING_CONSUMERS = {"rollout": FailureKind.INTERNAL, "grader": FailureKind.GRADER}
+"""Consumers without whom an attempt never ends; what they gave up on is a failure of ours."""
+
 ENDS = {
     "completed": events_pb2.RUN_END_COMPLETED,
     "stopped": events_pb2.RUN_END_STOPPED,
@@ -51,8 +63,9 @@ class BusRunLog:
         clock: Callable[[], float],
         rng: random.Random,
         temperature: float,
+        eval_temperature: float,
     ) -> None:
-        """Tells and reads as the learner of `run_id`."""
+        """Tells and reads as the learner of `run_id`; evaluation draws at a temperature of its own."""
         self.run_id = run_id
         self._spec = spec
         self._bus = bus
@@ -60,6 +73,7 @@ class BusRunLog:
         self._clock = clock
         self._rng = rng
         self._temperature = temperature
+        self._eval_temperature = eval_temperature
         self._tracer = trace.get_tracer("hone.learner")
 
     async def facts(self, after_sequence: int, *, follow: bool) -> AsyncGenerator[Fact, None]:
@@ -71,10 +85,13 @@ class BusRunLog:
             follow=follow,
         )
         async with aclosing(events):
-            async for event in events:
-                fact = await self._fact(event)
-                if fact is not None:
-                    yield fact
+            try:
+                async for event in events:
+                    fact = await self._fact(event)
+                    if fact is not None:
+                        yield fact
+            except LogTruncated as error:
+                raise LogGone(max(0, error.first_sequence - 1)) from error
 
     async def _fact(self, event: LoggedEvent) -> Fact | None:
         envelope, sequence = event.envelope, event.sequence
@@ -88,8 +105,18 @@ class BusRunLog:
             case "rollout_finished":
                 finished = envelope.rollout_finished
                 return await self._finished(sequence, rollout_id, finished, event.context)
+            case "dead_lettered":
+                letter = envelope.dead_lettered
+                if letter.consumer not in DECIDING_CONSUMERS or not rollout_id:
+                    return None
+                outcome: Outcome = Failure(
+                    kind=DECIDING_CONSUMERS[letter.consumer],
+                    retryable=True,
+                    attributable=Attribution.INFRA,
+                    detail=f"{letter.consumer} gave up on {letter.subject}: {letter.reason}",
+                )
             case "rollout_failed":
-                outcome: Outcome = convert.failure_from_proto(envelope.rollout_failed.failure)
+                outcome = convert.failure_from_proto(envelope.rollout_failed.failure)
             case "reward_assigned" if envelope.reward_assigned.HasField("scored"):
                 outcome = convert.scored_from_proto(envelope.reward_assigned.scored)
             case "reward_assigned":
@@ -103,16 +130,10 @@ class BusRunLog:
     async def _finished(
         self, sequence: int, rollout_id: str, finished: events_pb2.RolloutFinished, context: Context
     ) -> Fact:
-        message = finished.inline
-        if finished.WhichOneof("record") == "blob":
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "record"
-                await self._blobs.get(finished.blob, path)
-                message = events_pb2.RolloutRecord.FromString(path.read_bytes())
         try:
-            record = convert.rollout_record_from_proto(message)
-        except ValueError as error:
-            # A record that breaks the token contract must never be trained on; a new attempt can be sound.
+            record = convert.rollout_record_from_proto(await self._record(finished))
+        except (ValueError, DecodeError, NotFound, DataLoss) as error:
+            # A record that is gone or breaks the token contract is never trained on; a new attempt can be sound.
             log.error("rollout record refused: %s", error, extra={"rollout_id": rollout_id})
             failure = Failure(
                 kind=FailureKind.INTERNAL,
@@ -122,6 +143,13 @@ class BusRunLog:
             )
             return Ended(sequence=sequence, rollout_id=rollout_id, outcome=failure, context=context)
         return Finished(sequence=sequence, rollout_id=rollout_id, record=record)
+
+    async def _record(self, finished: events_pb2.RolloutFinished) -> events_pb2.RolloutRecord:
+        if finished.WhichOneof("record") != "blob":
+            return finished.inline
+        with tempfile.TemporaryDirectory() as folder:
+            path = await self._blobs.get(finished.blob, Path(folder) / "record")
+            return events_pb2.RolloutRecord.FromString(path.read_bytes())
 
     async def request(self, wanted: Wanted, task: Task, policy: Policy, seed: int) -> str:
         """Asks for an attempt; the root span of its trace is the request."""
@@ -137,7 +165,8 @@ class BusRunLog:
             grader_json=self._spec.grader_json,
             deadline_time=convert.time_to_proto(datetime.fromtimestamp(deadline, UTC)),
         )
-        payload.sampling.temperature = self._temperature
+        evaluating = wanted.slot.phase is Phase.EVALUATE
+        payload.sampling.temperature = self._eval_temperature if evaluating else self._temperature
         payload.sampling.max_new_tokens = rollout.max_new_tokens
         payload.sampling.seed = seed
         slot = wanted.slot

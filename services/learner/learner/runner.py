@@ -87,6 +87,7 @@ class Runner:
             stop=stop,
             folder=folder,
             monotonic=time.monotonic,
+            life=run.life,
         )
         adapter = self._adapters.resolve(spec.model.adapter)
         if spec.algorithm == "evaluate":
@@ -122,8 +123,7 @@ class Runner:
 
     async def _log(self, run_id: str, spec: RunSpec, message: run_spec_pb2.RunSpec) -> BusRunLog:
         temperature = spec.rollout.temperature
-        if spec.algorithm == "evaluate" and spec.eval.temperature is not None:
-            temperature = spec.eval.temperature
+        measured_at = spec.eval.temperature
         return BusRunLog(
             run_id=run_id,
             spec=message,
@@ -132,6 +132,7 @@ class Runner:
             clock=time.time,
             rng=self._rng,
             temperature=temperature,
+            eval_temperature=temperature if measured_at is None else measured_at,
         )
 
 
@@ -153,4 +154,10 @@ def check_supported(spec: RunSpec) -> None:
             f"{spec.train.max_staleness}; this version trains synchronously, 0 is right",
             reason="NOT_SUPPORTED",
             violations={"train.max_staleness": "only 0 is supported"},
+        )
+    if spec.algorithm == "sft" and spec.data.eval:
+        raise FailedPrecondition(
+            "data.eval: an sft run does not measure; leave it out and use `hone evaluate`",
+            reason="NOT_SUPPORTED",
+            violations={"data.eval": "has no effect with algorithm sft"},
         )

@@ -47,6 +47,8 @@ class Run:
     detail: str = ""
     life: int = 0
     """How often the run was resumed by someone; tells its ends apart."""
+    starts_without_step: int = 0
+    """How often the learner came back to the run after a crash without having finished a step since."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -5,6 +5,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hone.common.v1 import outcome_pb2
 from hone.events.v1 import events_pb2
 
 from eventbus.bus import Delivery
-from eventbus.envelope import new_envelope
+from eventbus.envelope import dead_letter, new_envelope
 from eventbus.memory_bus import MemoryBus
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import run_evaluate
@@ -22,7 +23,8 @@ from learner.jobs.grpo import GrpoJob
 from learner.ports import Restored, ScoredRollout, Stopped
 from learner.runlog import BusRunLog
 from runspec.convert import run_spec_to_proto
-from runspec.schema import RunSpec
+from runspec.schema import EvalSpec, RunSpec
+from servicekit.errors import Unavailable
 from trajectory import convert
 from trajectory import types as t
 
@@ -164,7 +166,9 @@ class Report:
         self.metrics.append(metrics)
 
 
-async def context(bus: MemoryBus, run_spec: RunSpec, folder: Path, report: Report) -> JobContext:
+async def context(
+    bus: MemoryBus, run_spec: RunSpec, folder: Path, report: Report, life: int = 0
+) -> JobContext:
     log = BusRunLog(
         run_id="test-1",
         spec=run_spec_to_proto(run_spec),
@@ -173,6 +177,7 @@ async def context(bus: MemoryBus, run_spec: RunSpec, folder: Path, report: Repor
         clock=time.time,
         rng=random.Random(7),
         temperature=1.0,
+        eval_temperature=0.5,
     )
     return JobContext(
         run_id="test-1",
@@ -182,6 +187,8 @@ async def context(bus: MemoryBus, run_spec: RunSpec, folder: Path, report: Repor
         stop=asyncio.Event(),
         folder=folder,
         monotonic=time.monotonic,
+        retry_seconds=0.0,
+        life=life,
     )
 
 
@@ -196,8 +203,10 @@ async def events(bus: MemoryBus) -> list[events_pb2.Envelope]:
     return [event.envelope async for event in bus.read(run_id="test-1")]
 
 
-async def with_world(bus: MemoryBus, behave: Behaviour, work: Any) -> World:
-    world, stop = World(bus, behave), asyncio.Event()
+async def with_world(
+    bus: MemoryBus, behave: Behaviour, work: Any, world_type: type[World] = World
+) -> World:
+    world, stop = world_type(bus, behave), asyncio.Event()
     consumer = asyncio.create_task(
         bus.consume("rollout", ["rollout_requested"], world.handle, stop=stop)
     )
@@ -385,3 +394,84 @@ async def test_evaluation_measures_every_task_and_trains_nothing(
     assert len(world.requested) == 10
     assert figures["reward/mean"] == 0.25
     assert figures["rollouts/ok"] == 10.0
+
+
+async def test_step_lost_to_infrastructure_stops_the_run_and_a_resume_grants_new_attempts(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    disk: dict[str, Restored] = {}
+    core = RecordingCore(disk)
+    first = await context(bus, spec(max_steps=1), tmp_path, Report())
+
+    async def fails() -> None:
+        with pytest.raises(Unavailable, match="4 of 4 rollouts were lost"):
+            await GrpoJob(first, core, TASKS, []).run()
+
+    world = await with_world(bus, always("infra"), fails())
+    assert len(world.requested) == 4 * 6
+    assert core.steps == []
+    assert disk["last"].step == 0
+    second = await context(bus, spec(max_steps=1), tmp_path, Report(), life=1)
+    world = await with_world(bus, always("score"), GrpoJob(second, core, TASKS, []).run())
+    assert [e.attempt for e in world.requested] == [6] * 4
+    assert len(core.steps) == 1
+
+
+async def test_retries_after_an_outage_wait_longer_each_time(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    times: dict[int, list[float]] = {}
+
+    def behave(envelope: events_pb2.Envelope) -> str:
+        times.setdefault(envelope.attempt, []).append(time.monotonic())
+        return "infra" if envelope.attempt < 3 else "score"
+
+    made = replace(await context(bus, spec(max_steps=1), tmp_path, Report()), retry_seconds=0.05)
+    await with_world(bus, behave, GrpoJob(made, RecordingCore({}), TASKS, []).run())
+    waits = [min(times[n + 1]) - max(times[n]) for n in range(3)]
+    assert waits[0] >= 0.04
+    assert waits[1] >= 0.09
+    assert waits[2] >= 0.19
+
+
+async def test_event_that_the_grader_gave_up_on_is_tried_again(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    class GivesUp(World):
+        async def tell(self, about: events_pb2.Envelope, payload: Any, source: str) -> None:
+            if source == "grader" and about.attempt == 0 and about.slot.sample_index == 0:
+                letter = dead_letter(
+                    about,
+                    consumer="grader",
+                    sequence=about.slot.group_index + 1,
+                    subject="hone.v1.rollout.finished.test-1",
+                    delivery_count=6,
+                    reason="the process ended",
+                    clock=time.time,
+                )
+                await self.bus.publish(letter)
+                return
+            await super().tell(about, payload, source)
+
+    core = RecordingCore({})
+    job = GrpoJob(await context(bus, spec(max_steps=1), tmp_path, Report()), core, TASKS, [])
+    await with_world(bus, always("score"), job.run(), world_type=GivesUp)
+    assert [len(group) for group in core.steps[0]] == [2, 2]
+
+
+async def test_evaluation_draws_at_its_own_temperature_and_the_last_policy_is_measured(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    run_spec = spec(max_steps=2).model_copy(update={"eval": EvalSpec(every_steps=2, samples=1)})
+    job = GrpoJob(
+        await context(bus, run_spec, tmp_path, Report()), RecordingCore({}), TASKS, TASKS[:2]
+    )
+    world = await with_world(bus, always("score"), job.run())
+    drawn = {
+        (
+            t.Phase.EVALUATE if e.slot.phase == 3 else t.Phase.TRAIN
+        ): e.rollout_requested.sampling.temperature
+        for e in world.requested
+    }
+    assert drawn == {t.Phase.EVALUATE: 0.5, t.Phase.TRAIN: 1.0}
+    assert sorted({e.slot.step for e in world.requested if e.slot.phase == 3}) == [0, 2]

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from learner.collect import Collector, Limits, Progress
 from learner.facts import RunLog
-from learner.ledger import RetryBudget
+from learner.ledger import RetryBudget, StepLedger
 from learner.ports import Stopped
 from runspec.schema import RunSpec
+from servicekit.errors import Unavailable
 from trajectory.types import Task
 
 
@@ -38,6 +39,10 @@ class JobContext:
     folder: Path
     """The run's own folder."""
     monotonic: Callable[[], float]
+    life: int = 0
+    """How often someone resumed the run."""
+    retry_seconds: float = 2.0
+    """Wait before the first retry after an infrastructure fault; each further one waits twice as long."""
 
     def check_stop(self) -> None:
         """Ends the job where it is safe.
@@ -49,14 +54,30 @@ class JobContext:
             raise Stopped
 
     def budget(self) -> RetryBudget:
-        """Returns how often a slot may be tried again."""
-        return RetryBudget(infra=self.spec.retry.infra_attempts, data=self.spec.retry.data_attempts)
+        """Returns how often a slot may be tried again; someone who resumes a run grants the budgets anew."""
+        retry, lives = self.spec.retry, self.life + 1
+        return RetryBudget(infra=retry.infra_attempts * lives, data=retry.data_attempts * lives)
+
+    def check_losses(self, ledger: StepLedger) -> None:
+        """Refuses to go on with what is left when most of a step was lost to infrastructure.
+
+        Raises:
+            Unavailable: more than half of the slots are lost; the run can be resumed.
+        """
+        lost = ledger.lost_to_infrastructure()
+        if len(lost) * 2 > len(ledger.slots):
+            raise Unavailable(
+                f"{len(lost)} of {len(ledger.slots)} rollouts were lost to infrastructure faults in every "
+                f"attempt, the last one: {lost[-1].kind}: {lost[-1].detail}; mend the cause, then resume "
+                "the run: nothing was trained on the rest"
+            )
 
     def collector(self, tasks: Mapping[str, Task]) -> Collector:
         """Returns what fills slots of these tasks."""
         limits = Limits(
             group_timeout_seconds=self.spec.retry.group_timeout.total_seconds(),
             min_group_size=self.spec.train.min_group_size,
+            retry_seconds=self.retry_seconds,
         )
         return Collector(
             self.log,

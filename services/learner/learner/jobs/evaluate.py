@@ -35,6 +35,7 @@ async def evaluate(
         after_sequence=after_sequence,
         progress=context.report.progress(step, "evaluating"),
     )
+    context.check_losses(ledger)
     return rollout_metrics(ledger), position
 
 

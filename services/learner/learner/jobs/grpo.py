@@ -83,7 +83,7 @@ class GrpoJob:
             self._context.check_stop()
             metrics = await self._step(at, policy)
             policy = await self._publish(at.version)
-        return metrics
+        return metrics | await self._evaluate_if_due(at, policy, last=True)
 
     async def _begin(self) -> Progressed:
         restored = await self._core.restore()
@@ -111,6 +111,7 @@ class GrpoJob:
         began = self._context.monotonic()
         metrics = await self._evaluate_if_due(at, policy)
         ledger = await self._roll_out(at, policy)
+        self._context.check_losses(ledger)
         rolled_out = self._context.monotonic()
         metrics |= rollout_metrics(ledger)
         groups, trained = training_batch(ledger)
@@ -152,9 +153,11 @@ class GrpoJob:
         )
         return ledger
 
-    async def _evaluate_if_due(self, at: Progressed, policy: Policy) -> dict[str, float]:
+    async def _evaluate_if_due(
+        self, at: Progressed, policy: Policy, *, last: bool = False
+    ) -> dict[str, float]:
         every = self._context.spec.eval.every_steps
-        if not every or at.step % every or not self._eval_tasks:
+        if not every or not self._eval_tasks or (at.step % every and not last):
             return {}
         figures, at.cursor = await evaluate(
             self._context, self._eval_tasks, policy, step=at.step, after_sequence=at.cursor

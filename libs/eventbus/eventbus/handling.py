@@ -237,6 +237,9 @@ class DeliveryRunner:
         failure = await self._handle(running, envelope)
         if failure is None:
             return
+        if attempts == ticket.delivery_count >= self._policy.max_deliver:
+            # Read only now, so that a handler that succeeds costs no look at the ledger.
+            attempts -= await self._ledger.count(self._policy.consumer, ticket.sequence)
         if attempts >= self._policy.max_deliver:
             reason = f"{type(failure).__name__}: {failure}"
             await self._give_up(running, envelope, reason)

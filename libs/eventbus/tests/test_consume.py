@@ -88,6 +88,27 @@ async def test_consume_brings_an_event_back_after_retry_later(bus, publish_turns
     assert [e.envelope async for e in bus.read(["dead_lettered"])] == []
 
 
+async def test_consume_does_not_give_up_for_deliveries_that_were_retry_later(
+    bus, publish_turns, consuming
+):
+    await publish_turns(bus, 1)
+    stop, done, counts = asyncio.Event(), asyncio.Event(), []
+
+    async def handle(delivery):
+        counts.append(delivery.delivery_count)
+        if len(counts) < 2:
+            raise RetryLater(0.01)
+        if len(counts) < 3:
+            raise ValueError("first attempt, second delivery")
+        done.set()
+
+    await consuming(
+        stop, bus.consume("c", ["rollout_turn"], handle, stop=stop, max_deliver=2), until=done
+    )
+    assert counts == [1, 2, 3]
+    assert [e.envelope async for e in bus.read(["dead_lettered"])] == []
+
+
 async def test_consume_brings_an_event_back_after_a_failure(bus, publish_turns, consuming):
     await publish_turns(bus, 1)
     stop, done, counts = asyncio.Event(), asyncio.Event(), []

@@ -1,7 +1,8 @@
 """Makes envelopes: derives the event id and the subject from what the payload is.
 
 Ordinals are taken from the payload where it has a natural one (turn, version, step, sandbox_id), because a
-forgotten ordinal would make the second event a duplicate of the first, and the stream would drop it.
+forgotten ordinal would make the second event a duplicate of the first, and the stream would drop it. A start takes
+its claim's epoch, so that a second start under a newer epoch is told and seen.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ _ORDINALS: Mapping[str, Callable[[_HasNumbers], int]] = {
     "sandbox_destroyed": lambda payload: _text_ordinal(payload.sandbox_id),
     "tool_called": lambda payload: _text_ordinal(payload.tool_call_id),
 }
-"""Natural ordinal by type; other types happen once per subject."""
+"""Natural ordinal by type; a start takes its epoch, and other types happen once per subject."""
 
 _FIELD_BY_MESSAGE: Mapping[str, str] = {
     field.message_type.full_name: field.name
@@ -113,7 +114,7 @@ def new_envelope(
         slot: Slot that the attempt fills, for events of a rollout.
         attempt: Of the slot, from 0.
         epoch: Of the claim under which the event was made.
-        ordinal: Tells apart events of one type and subject; by default the payload's natural one.
+        ordinal: Tells apart events of one type and subject; by default the natural one.
         grader_version: For the grader's rollout.failed; reward.assigned brings its own.
 
     Raises:
@@ -151,10 +152,16 @@ def _derived_id(
         type_name = ids.ATTEMPT_JUDGED
         grader_version = _one_grader_version(envelope, grader_version)
     if ordinal is None:
-        natural = _ORDINALS.get(field)
-        ordinal = natural(getattr(envelope, field)) if natural is not None else 0
+        ordinal = _natural_ordinal(envelope, field)
     subject_id = envelope.rollout_id or envelope.run_id
     return ids.event_id(subject_id, type_name, ordinal, grader_version)
+
+
+def _natural_ordinal(envelope: events_pb2.Envelope, field: str) -> int:
+    if field == "rollout_started":
+        return envelope.epoch
+    natural = _ORDINALS.get(field)
+    return natural(getattr(envelope, field)) if natural is not None else 0
 
 
 def _one_grader_version(envelope: events_pb2.Envelope, given: str) -> str:

@@ -71,6 +71,13 @@ def test_event_ids_of_different_facts_differ(one, other):
     assert first != _envelope(one, rollout_id="r", ordinal=77).event_id
 
 
+def test_a_start_under_a_newer_epoch_is_another_event():
+    started = events_pb2.RolloutStarted(owner="a")
+    ids_by_epoch = [_envelope(started, rollout_id="r", epoch=n).event_id for n in (1, 1, 2)]
+    assert ids_by_epoch[0] == ids_by_epoch[1] == ids.event_id("r", "rollout.started", 1)
+    assert ids_by_epoch[2] == ids.event_id("r", "rollout.started", 2)
+
+
 def test_envelope_says_what_is_missing():
     with pytest.raises(InvalidArgument, match="needs its rollout_id"):
         _envelope(events_pb2.RolloutStarted())

@@ -1,6 +1,6 @@
 """What the bus raises beyond `servicekit.errors`, and what a handler raises to say that it is not the time yet."""
 
-from servicekit.errors import FailedPrecondition, OutOfRange
+from servicekit.errors import DataLoss, FailedPrecondition, OutOfRange
 
 
 class RetryLater(Exception):
@@ -42,6 +42,22 @@ class LogTruncated(OutOfRange):
         self.start_sequence = start_sequence
         self.first_sequence = first_sequence
         self.last_sequence = last_sequence
+
+
+class EventUnreadable(DataLoss):
+    """A message of the log is no envelope; reading can go on after it.
+
+    Attributes:
+        sequence: Of the message.
+    """
+
+    def __init__(self, *, sequence: int, subject: str, problem: str) -> None:
+        """Says which message it is and why it cannot be read."""
+        super().__init__(
+            f"sequence {sequence} on {subject} is not a hone.events.v1.Envelope: {problem}",
+            reason="EVENT_UNREADABLE",
+        )
+        self.sequence = sequence
 
 
 class ClaimLost(FailedPrecondition):

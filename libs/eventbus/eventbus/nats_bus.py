@@ -19,6 +19,7 @@ from opentelemetry import trace
 from eventbus import subjects, tracing
 from eventbus.bus import STREAM, Handler, LoggedEvent, PublishAck, StreamUsage
 from eventbus.claiming import StoredClaims
+from eventbus.errors import EventUnreadable
 from eventbus.handling import ConsumePolicy, Refusal
 from eventbus.jetstream.blobs import NatsBlobs
 from eventbus.jetstream.claims import NatsClaimStore, NatsRetryLedger
@@ -26,11 +27,12 @@ from eventbus.jetstream.connection import NatsConnection
 from eventbus.jetstream.consumer import NatsConsumer
 from eventbus.jetstream.options import BusOptions
 from eventbus.jetstream.publisher import Publisher
+from eventbus.jetstream.purging import purges_of_run
 from eventbus.jetstream.reader import StreamReader
 from eventbus.jetstream.retry import persist
-from eventbus.jetstream.streams import CLAIMS_BUCKET, Streams
+from eventbus.jetstream.streams import Streams
 from eventbus.outgoing import checked, publish_dead_letter
-from servicekit.errors import DataLoss, HoneError
+from servicekit.errors import HoneError
 
 _LOG = logging.getLogger("hone.eventbus")
 
@@ -175,10 +177,10 @@ class NatsBus:
                 try:
                     envelope = events_pb2.Envelope.FromString(message.data)
                 except DecodeError as err:
-                    raise DataLoss(
-                        f"sequence {position.stream_sequence} on {message.subject} is not a "
-                        f"hone.events.v1.Envelope: {err}",
-                        reason="EVENT_UNREADABLE",
+                    raise EventUnreadable(
+                        sequence=position.stream_sequence,
+                        subject=message.subject,
+                        problem=str(err),
                     ) from err
                 yield LoggedEvent(
                     sequence=position.stream_sequence,
@@ -206,8 +208,7 @@ class NatsBus:
         return StreamUsage(bytes=info.state.bytes, max_bytes=max(0, info.config.max_bytes or 0))
 
     async def purge_run(self, run_id: str) -> int:
-        """Removes a run's events and claims and returns how many events went."""
-        filters = subjects.filter_subjects((), run_id)
+        """Removes a run's events and claims and returns how many events went; may be repeated after a failure."""
         rollout_ids: set[str] = set()
         count = 0
         async with aclosing(self.read(run_id=run_id)) as events:
@@ -215,10 +216,8 @@ class NatsBus:
                 count += 1
                 if event.envelope.rollout_id:
                     rollout_ids.add(event.envelope.rollout_id)
-        # Claims go last: without its claim, a request that is still in the stream could run again.
-        await self._purge(STREAM, filters[0])
-        for rollout_id in sorted(rollout_ids):
-            await self._purge(f"KV_{CLAIMS_BUCKET}", f"$KV.{CLAIMS_BUCKET}.{rollout_id}")
+        for stream, subject in purges_of_run(run_id, rollout_ids):
+            await self._purge(stream, subject)
         return count
 
     async def _purge(self, stream: str, subject: str) -> None:

@@ -5,7 +5,9 @@ import asyncio
 import nats
 import pytest
 
+from eventbus.errors import EventUnreadable
 from eventbus.jetstream.options import BusOptions
+from eventbus.jetstream.purging import purges_of_run
 from eventbus.nats_bus import NatsBus
 from servicekit.errors import FailedPrecondition, ResourceExhausted
 
@@ -62,3 +64,41 @@ async def test_durable_of_another_kind_is_not_taken_over(nats_server):
 
         with pytest.raises(FailedPrecondition, match="durable consumer 'c' exists in a form"):
             await bus.consume("c", ["rollout_turn"], handle, stop=asyncio.Event())
+
+
+async def test_claims_fade_and_their_time_can_be_changed_in_place(nats_server, rollout_id):
+    async def max_age(**options):
+        async with await _connect(nats_server, **options) as bus:
+            claims = await bus.claims()
+            await claims.try_claim(rollout_id, "a", 10)
+            assert await claims.get(rollout_id) is not None
+        client = await nats.connect(nats_server.url)
+        config = (await client.jetstream().stream_info("KV_hone-claims")).config
+        await client.close()
+        return config.max_age
+
+    assert await max_age(claims_ttl_seconds=0) == 0
+    assert await max_age() == 30 * 86400
+    assert await max_age(claims_ttl_seconds=3600) == 3600
+
+
+def test_a_run_is_purged_in_an_order_that_can_be_repeated():
+    assert list(purges_of_run("run1", {"b", "a"})) == [
+        ("EVENTS", "hone.v1.rollout.requested.run1"),
+        ("KV_hone-claims", "$KV.hone-claims.a"),
+        ("KV_hone-claims", "$KV.hone-claims.b"),
+        ("EVENTS", "hone.v1.*.*.run1"),
+    ]
+
+
+async def test_read_says_which_message_is_no_event(nats_server, publish_turns):
+    async with await _connect(nats_server) as bus:
+        await publish_turns(bus, 1)
+        client = await nats.connect(nats_server.url)
+        await client.jetstream().publish("hone.v1.turn.taken.run1", b"\xff\xff not protobuf")
+        await client.close()
+        await publish_turns(bus, 1, first=5)
+        with pytest.raises(EventUnreadable, match="sequence 2 on hone") as caught:
+            assert [event async for event in bus.read()] == []
+        after = caught.value.sequence + 1
+        assert [event.sequence async for event in bus.read(start_sequence=after)] == [3]

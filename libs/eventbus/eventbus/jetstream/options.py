@@ -17,6 +17,9 @@ class BusOptions:
     """Room of the blob bucket. None leaves it as it is; a new one has no limit of its own."""
     duplicate_window_seconds: float = 600.0
     """How long the stream knows an event id; must exceed publish_deadline_seconds."""
+    claims_ttl_seconds: float = 30 * 86400.0
+    """How long a claim that nobody writes any more is kept; 0 keeps it until its run is purged. Must exceed every
+    lease, and the time for which requests may be delivered again: a request without its claim could run again."""
     replicas: int = 1
     """Copies that a NATS cluster keeps of everything; 3 in production."""
     publish_window: int = 256

@@ -106,9 +106,16 @@ class Streams:
         )
 
     async def _ensure_buckets(self) -> None:
-        replicas = self._connection.options.replicas
+        options = self._connection.options
+        replicas = options.replicas
         await self._ensure_key_value(
-            api.KeyValueConfig(bucket=CLAIMS_BUCKET, history=1, replicas=replicas, direct=False)
+            api.KeyValueConfig(
+                bucket=CLAIMS_BUCKET,
+                history=1,
+                replicas=replicas,
+                direct=False,
+                ttl=options.claims_ttl_seconds or None,
+            )
         )
         await self._ensure_key_value(
             api.KeyValueConfig(
@@ -131,6 +138,14 @@ class Streams:
             except nats.js.errors.BadRequestError as err:
                 if err.err_code != NAME_IN_USE:
                     raise
+            return
+        # The client cannot change a bucket's lifetime; a bucket is a stream, and that can.
+        stream = f"KV_{config.bucket}"
+        current = (await jetstream.stream_info(stream)).config
+        wanted = config.ttl or 0.0
+        if (current.max_age or 0.0) != wanted:
+            await jetstream.update_stream(current.evolve(max_age=wanted))
+            _LOG.info("bucket updated", extra={"bucket": config.bucket, "ttl_seconds": wanted})
 
     async def _ensure_blobs(self) -> None:
         options = self._connection.options

@@ -37,7 +37,7 @@ async def build(app: App[ConsoleSettings]) -> None:
     reader, writer = ArchiveReader(archive.path), ArchiveWriter(archive)
 
     def audit(run_id: str) -> AuditReport:
-        return audit_run(map(stored_row, reader.run_events(run_id)))
+        return audit_run(map(stored_row, reader.run_log(run_id)))
 
     otlp = OtlpServer(
         writer,

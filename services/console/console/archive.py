@@ -1,7 +1,8 @@
 """The archive's writing side: events and spans into SQLite, each effect once.
 
 An event, its listing columns and the stream cursor are written in one transaction, keyed by event_id: reading
-the whole stream again changes nothing. One connection, used by one thread at a time (see `writer`); readers
+the whole stream again changes nothing. Another fact under a known id changes no listing and is kept as a conflict,
+for the audit. One connection, used by one thread at a time (see `writer`); readers
 have their own (see `archive_reader`).
 """
 
@@ -13,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import resources
 from pathlib import Path
 
+from console.conflict_convert import differences
 from console.facts import (
     ArchivedEvent,
     LogRow,
@@ -148,6 +150,7 @@ class Archive:
             ),
         )
         if stored.rowcount == 0:
+            self._keep_conflict(event)
             return False
         position = stored.lastrowid
         if isinstance(row.fact, RolloutFinished):
@@ -160,6 +163,37 @@ class Archive:
         if row.rollout_id:
             self._write_rollout(row, position)
         return True
+
+    def _keep_conflict(self, event: ArchivedEvent) -> None:
+        """Keeps an event whose id is taken, unless it repeats what is known under that id."""
+        row = event.row
+        known = self._connection.execute(
+            "SELECT e.envelope, r.record FROM events AS e LEFT JOIN records AS r USING (event_id) "
+            "WHERE e.event_id = ? UNION ALL "
+            "SELECT envelope, record FROM conflicts WHERE event_id = ?",
+            (row.event_id, row.event_id),
+        ).fetchall()
+        found = [
+            differences(envelope, record, event.envelope, event.record)
+            for envelope, record in known
+        ]
+        if not all(found):
+            return
+        error = row.fact.record_error if isinstance(row.fact, RolloutFinished) else ""
+        self._connection.execute(
+            "INSERT INTO conflicts (event_id, position, sequence, run_id, differences, envelope, "
+            "record, record_error) "
+            "VALUES (?, (SELECT max(position) FROM events), ?, ?, ?, ?, ?, ?)",
+            (
+                row.event_id,
+                row.sequence,
+                row.run_id,
+                "\n".join(found[0]),
+                event.envelope,
+                event.record,
+                error,
+            ),
+        )
 
     def _write_run(self, row: LogRow, position: int | None) -> None:
         execute = self._connection.execute

@@ -4,6 +4,7 @@ Every call opens a read-only connection of its own (under a millisecond), so any
 audit never holds up the writer or another reader.
 """
 
+import heapq
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -91,6 +92,8 @@ class StoredEvent:
     envelope: bytes
     record: bytes | None = None
     record_error: str = ""
+    differences: tuple[str, ...] = ()
+    """Of one that conflicts with an earlier event of its id: what differs. It is no event of listings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +233,15 @@ class ArchiveReader:
         with self._open() as connection:
             yield from _events(connection, "e.run_id = ?", (run_id,), limit=-1)
 
+    def run_log(self, run_id: str) -> Iterator[StoredEvent]:
+        """Yields a run's events and the conflicting ones among them, as they came: what an audit reads."""
+        with self._open() as connection:
+            yield from heapq.merge(
+                _events(connection, "e.run_id = ?", (run_id,), limit=-1),
+                _conflicts(connection, run_id),
+                key=lambda stored: stored.position,
+            )
+
     def unsealed_runs(self, *, completed_before_us: int) -> list[str]:
         """Lists completed runs that ended before a time and that the stream still holds."""
         with self._open() as connection:
@@ -297,6 +309,16 @@ def _events(
     )
     for row in rows:
         yield StoredEvent(**row)
+
+
+def _conflicts(connection: sqlite3.Connection, run_id: str) -> Iterator[StoredEvent]:
+    rows = connection.execute(
+        "SELECT position, sequence, envelope, record, record_error, differences FROM conflicts "
+        "WHERE run_id = ? ORDER BY position, id",
+        (run_id,),
+    )
+    for row in rows:
+        yield StoredEvent(**{**row, "differences": tuple(row["differences"].split("\n"))})
 
 
 def _span(row: sqlite3.Row) -> Span:

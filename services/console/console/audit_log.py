@@ -121,6 +121,8 @@ class RunLog:
     published: list[tuple[int, PolicyPublished]] = field(default_factory=list)
     sandboxes: dict[str, Sandbox] = field(default_factory=dict)
     num_dead_lettered: int = 0
+    conflicts: list[LogRow] = field(default_factory=list)
+    """Events that tell another fact than an earlier one of their id; they are indexed like all others as well."""
 
     def current(self, slot: Slot) -> Attempt:
         """Returns the attempt of a slot that counts: the highest."""
@@ -133,6 +135,8 @@ def index_log(rows: Iterable[LogRow]) -> RunLog:
     for row in rows:
         log.num_events += 1
         log.last_sequence = max(log.last_sequence, row.sequence)
+        if row.differences:
+            log.conflicts.append(row)
         _index_run(log, row)
         _index_sandbox(log, row)
         if row.rollout_id:

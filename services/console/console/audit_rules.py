@@ -345,6 +345,16 @@ def _versions(fact: object) -> tuple[int, ...]:
     return fact.policy_versions
 
 
+def _event_id_conflict(log: RunLog) -> Iterator[Violation]:
+    for row in log.conflicts:
+        of = f" of rollout {row.rollout_id}" if row.rollout_id else ""
+        yield Violation(
+            detail=f"{row.type}{of} at sequence {row.sequence} has the id {row.event_id} of an "
+            f"earlier event and tells another fact: {'; '.join(row.differences)}",
+            rollout_ids=(row.rollout_id,) if row.rollout_id else (),
+        )
+
+
 RULES: Mapping[str, Callable[[RunLog], Iterator[Violation]]] = {
     "slot_without_outcome": _slot_without_outcome,
     "planned_slot_not_requested": _planned_slot_not_requested,
@@ -370,6 +380,7 @@ RULES: Mapping[str, Callable[[RunLog], Iterator[Violation]]] = {
     "second_agent_sandbox": _second_agent_sandbox,
     "sandbox_not_destroyed": _sandbox_not_destroyed,
     "sandbox_destroyed_twice": _sandbox_destroyed_twice,
+    "event_id_conflict": _event_id_conflict,
 }
 """Every rule by its stable name."""
 

@@ -18,8 +18,8 @@ from console.facts import ArchivedEvent
 from console.writer import ArchiveWriter
 from eventbus.blobs import Blobs
 from eventbus.bus import EventBus, LoggedEvent
-from eventbus.errors import LogTruncated
-from servicekit.errors import DataLoss, NotFound, Unavailable
+from eventbus.errors import EventUnreadable, LogTruncated
+from servicekit.errors import DataLoss, HoneError, InvalidArgument, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +107,12 @@ class LogArchiver:
             except LogTruncated as err:
                 log.warning("stream does not hold the cursor", extra={"detail": err.message})
                 start = 0
-            except DataLoss as err:
+            except EventUnreadable as err:
                 # One message that is no event must not hide all that come after it.
-                log.error("message skipped", extra={"from": start, "detail": err.message})
-                start += 1
+                log.error(
+                    "message skipped", extra={"sequence": err.sequence, "detail": err.message}
+                )
+                start = err.sequence + 1
             except Unavailable as err:
                 if not err.retryable or self._writer.failed:
                     raise
@@ -140,7 +142,8 @@ class LogArchiver:
     async def _seal(self, bus: EventBus, run_id: str) -> None:
         try:
             num_events = await bus.purge_run(run_id)
-        except Unavailable as err:
+        except HoneError as err:
+            # The run waits for the next round: archiving must not end because a purge went wrong.
             log.warning("run not purged", extra={"run_id": run_id, "detail": err.message})
             return
         await self._writer.mark_sealed(run_id, self._clock())
@@ -155,7 +158,7 @@ async def _archived(logged: LoggedEvent, blobs: Blobs) -> ArchivedEvent:
     if envelope.WhichOneof("payload") == "rollout_finished" and finished.HasField("blob"):
         try:
             record = await blobs.get(finished.blob)
-        except (NotFound, DataLoss) as err:
+        except (NotFound, DataLoss, InvalidArgument) as err:
             # Gone for good: the event is worth keeping without it, and the audit says so.
             log.error(
                 "record lost", extra={"rollout_id": envelope.rollout_id, "detail": err.message}

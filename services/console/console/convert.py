@@ -5,6 +5,7 @@ the archive: the envelope's bytes are kept whole, so nothing is lost by it.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -64,12 +65,13 @@ def whole_envelope(stored: StoredEvent) -> events_pb2.Envelope:
 
 def stored_row(stored: StoredEvent) -> facts.LogRow:
     """Returns the light row of a stored event."""
-    return log_row(
+    row = log_row(
         stored.sequence,
         stored_envelope(stored),
         record=stored.record,
         record_error=stored.record_error,
     )
+    return replace(row, differences=stored.differences) if stored.differences else row
 
 
 def log_row(

@@ -171,6 +171,8 @@ class LogRow:
     attempt: int = 0
     epoch: int = 0
     fact: Fact
+    differences: tuple[str, ...] = ()
+    """Of one that tells another fact than an earlier event of its id: what differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

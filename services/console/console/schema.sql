@@ -31,6 +31,23 @@ CREATE TABLE IF NOT EXISTS records (
 );
 CREATE INDEX IF NOT EXISTS records_by_rollout ON records (rollout_id);
 
+CREATE TABLE IF NOT EXISTS conflicts (
+  id INTEGER PRIMARY KEY,
+  -- Of an event that tells another fact than the one that events holds under this id.
+  event_id TEXT NOT NULL,
+  -- Last position of events when it came.
+  position INTEGER NOT NULL,
+  sequence INTEGER NOT NULL,
+  run_id TEXT NOT NULL,
+  -- What differs, a line each.
+  differences TEXT NOT NULL,
+  envelope BLOB NOT NULL,
+  record BLOB,
+  record_error TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS conflicts_by_run ON conflicts (run_id, id);
+CREATE INDEX IF NOT EXISTS conflicts_by_event ON conflicts (event_id);
+
 CREATE TABLE IF NOT EXISTS runs (
   run_id TEXT PRIMARY KEY,
   first_position INTEGER NOT NULL,

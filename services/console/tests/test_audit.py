@@ -519,6 +519,13 @@ def _box_destroyed_twice() -> Log:
     return log
 
 
+def _id_taken() -> Log:
+    log = Log()
+    log.tell(DeadLettered(consumer="grader", reason="poison"), source="eventbus")
+    log.rows[-1] = replace(log.rows[-1], differences=("dead_lettered.subject was 'a' and is 'b'",))
+    return log
+
+
 BROKEN: list[tuple[str, Callable[[], Log]]] = [
     ("slot_without_outcome", _open_slot),
     ("planned_slot_not_requested", _plan_short),
@@ -552,6 +559,7 @@ BROKEN: list[tuple[str, Callable[[], Log]]] = [
     ("second_agent_sandbox", _box_of_a_zombie),
     ("sandbox_not_destroyed", _box_left),
     ("sandbox_destroyed_twice", _box_destroyed_twice),
+    ("event_id_conflict", _id_taken),
 ]
 
 

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,9 @@ from console.audit import AuditReport, audit_run
 from console.consumer import LogArchiver
 from console.convert import stored_row
 from console.writer import ArchiveWriter
+from eventbus.errors import EventUnreadable
 from eventbus.memory_bus import MemoryBus
+from servicekit.errors import DataLoss
 
 
 async def nothing() -> None:
@@ -43,7 +45,7 @@ class Follower:
         )
 
     def audit(self, run_id: str) -> AuditReport:
-        return audit_run(map(stored_row, self.reader.run_events(run_id)))
+        return audit_run(map(stored_row, self.reader.run_log(run_id)))
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator["Follower"]:
@@ -177,6 +179,55 @@ async def test_a_run_whose_audit_is_not_clean_stays_in_the_stream(
         follower.now += timedelta(days=1)
         await follower.archiver.seal_due_runs(bus)
         assert len([e async for e in bus.read()]) == 3
+
+
+class HoledBus(MemoryBus):
+    """Has an unreadable message far beyond a purged gap, and cannot purge."""
+
+    unreadable = 500_000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starts: list[int] = []
+
+    async def read(self, *args: Any, start_sequence: int = 0, **options: Any) -> Any:
+        self.starts.append(start_sequence)
+        if len(self.starts) == 1:
+            raise EventUnreadable(sequence=self.unreadable, subject="s", problem="no protobuf")
+        async with aclosing(super().read(*args, **options)) as events:
+            async for event in events:
+                yield event
+
+    async def purge_run(self, run_id: str) -> int:
+        raise DataLoss("sequence 7 is not an event")
+
+
+async def test_an_unreadable_message_is_jumped_over_at_once(
+    archive: Archive, reader: ArchiveReader, demo: Any
+) -> None:
+    bus = HoledBus()
+    await publish(bus, demo.envelopes)
+    async with Follower(archive, reader, bus).following() as follower:
+        await follower.reach(len(demo.envelopes))
+    assert bus.starts == [0, HoledBus.unreadable + 1]
+
+
+async def test_a_run_that_cannot_be_purged_stays_and_archiving_goes_on(
+    archive: Archive, reader: ArchiveReader, run_writer: Any
+) -> None:
+    bus = HoledBus()
+    run_writer.start()
+    run_writer.end()
+    await publish(bus, run_writer.envelopes)
+    async with Follower(archive, reader, bus).following() as follower:
+        await follower.reach(2)
+        follower.now += timedelta(days=1)
+        await follower.archiver.seal_due_runs(bus)
+        run_writer.run_id = "run-2"
+        run_writer.start()
+        await publish(bus, run_writer.envelopes[2:])
+        await follower.reach(3)
+    assert reader.unsealed_runs(completed_before_us=1 << 60) == ["run-1"]
 
 
 async def test_stopping_while_the_bus_is_away_ends_at_once(

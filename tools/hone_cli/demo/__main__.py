@@ -5,10 +5,10 @@ import sys
 import time
 from pathlib import Path
 
-from hone_cli.demo.measure import Measured, by_task
+from hone_cli.demo.measure import LostRolloutsError, Measured, by_task, unreadable_note
 from hone_cli.demo.pipeline import GRPO_STEPS, SeedJob, figures
 from hone_cli.demo.statistics import paired_difference
-from hone_cli.demo.suite import CommandFailed, DemoSuite, demo_suite
+from hone_cli.demo.suite import CommandFailed, DemoSuite, demo_suite, stop_on_sigterm
 from hone_cli.demo.table import comparison
 
 FOLDER = Path(".hone/demo")
@@ -21,6 +21,7 @@ MINIMUM_CALLS = 1.0
 def main() -> int:
     """Runs the demo; returns the exit code."""
     began = time.monotonic()
+    stop_on_sigterm()
     try:
         with demo_suite(FOLDER.absolute()) as suite:
             _demo(suite)
@@ -28,6 +29,9 @@ def main() -> int:
     except CommandFailed as failed:
         print(f"the demo stopped: {failed}", file=sys.stderr)
         return failed.code
+    except LostRolloutsError as lost:
+        print(f"the demo stopped: {lost}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(
             f"the demo was interrupted; to go on with its run: cd {FOLDER} && hone up --detach && "
@@ -66,6 +70,9 @@ def _print_result(before: list[Measured], after: list[Measured]) -> None:
         (f"after {GRPO_STEPS} GRPO steps", figures(after, SEED)),
     ]
     print(comparison(columns, minimum_calls=MINIMUM_CALLS))
+    for name, rollouts in ((columns[0][0], before), (columns[1][0], after)):
+        if note := unreadable_note(rollouts):
+            print(f"{name}: {note}")
     gain = paired_difference(
         by_task(before, "reward"), by_task(after, "reward"), random.Random(f"hone-demo/{SEED}")
     )

@@ -19,6 +19,12 @@ class Measured:
     tool_calls: int
     sampled_tokens: int
     seconds: float
+    unreadable: bool = False
+    """An answer was stated that the grader could not read; it counts as wrong here, and is counted."""
+
+
+class LostRolloutsError(Exception):
+    """An evaluation lacks rollouts, so that its figures would not be those of all tasks."""
 
 
 FIGURES = ("reward", "right", "tool_calls", "sampled_tokens", "seconds")
@@ -28,24 +34,27 @@ FIGURES = ("reward", "right", "tool_calls", "sampled_tokens", "seconds")
 def measured_from(rows: Sequence[Mapping[str, Any]]) -> list[Measured]:
     """Reads the rows of `hone rollout --run RUN --json`.
 
+    A masked rollout counts as wrong: leaving it out would measure other tasks before than after.
+
     Raises:
-        ValueError: a slot has no score; an evaluation that lost rollouts must not pass for a whole one.
+        LostRolloutsError: a slot was not judged; such an evaluation must not pass for a whole one.
     """
-    unscored = [row["rollout_id"] for row in current(rows) if row["outcome"] != "scored"]
-    if unscored:
-        raise ValueError(
-            f"{len(unscored)} rollouts were not scored, for example {unscored[0]}; "
-            "`hone rollout ID` says why"
+    lost = [row for row in current(rows) if row["outcome"] not in ("scored", "masked")]
+    if lost:
+        raise LostRolloutsError(
+            f"{len(lost)} rollouts of the evaluation were not judged, for example "
+            f"{lost[0]['rollout_id']}; `hone rollout {lost[0]['rollout_id']}` says why"
         )
     return [
         Measured(
             task_id=row["task_id"],
             rollout_id=row["rollout_id"],
-            reward=float(row["score"]),
-            right=not row["kind"],
+            reward=float(row["score"]) if row["outcome"] == "scored" else 0.0,
+            right=row["outcome"] == "scored" and not row["kind"],
             tool_calls=int(row["tool_call_count"]),
             sampled_tokens=int(row["sampled_token_count"]),
             seconds=float(row["duration"]),
+            unreadable=row["outcome"] == "masked",
         )
         for row in current(rows)
     ]
@@ -73,3 +82,16 @@ def by_task(rollouts: Sequence[Measured], figure: str) -> dict[str, list[float]]
 def estimates(rollouts: Sequence[Measured], rng: random.Random) -> dict[str, Estimate]:
     """Returns every figure with its 95 % interval over tasks."""
     return {figure: bootstrap_mean(by_task(rollouts, figure), rng) for figure in FIGURES}
+
+
+def unreadable_note(rollouts: Sequence[Measured]) -> str:
+    """Says how many answers could not be read and what accuracy is without them; empty if none."""
+    count = sum(rollout.unreadable for rollout in rollouts)
+    if not count:
+        return ""
+    readable = [rollout for rollout in rollouts if not rollout.unreadable]
+    without = sum(rollout.right for rollout in readable) / len(readable) if readable else 0.0
+    return (
+        f"{count} of {len(rollouts)} answers could not be read and count as wrong; "
+        f"accuracy without them {without:.3f}"
+    )

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hone_cli.demo.measure import Measured, by_task
+from hone_cli.demo.measure import LostRolloutsError, Measured, by_task, unreadable_note
 from hone_cli.demo.pipeline import GRPO_STEPS, SeedJob, SeedResult, figures
 from hone_cli.demo.statistics import Estimate, mean_of_tasks, pooled_difference
-from hone_cli.demo.suite import CommandFailed, DemoSuite, demo_suite
+from hone_cli.demo.suite import CommandFailed, DemoSuite, demo_suite, stop_on_sigterm
 from hone_cli.demo.table import comparison
 
 FOLDER = Path(".hone/proof")
@@ -92,6 +92,7 @@ def main() -> int:
     """Runs the proof; returns 0 if the claim holds."""
     began = time.monotonic()
     results: list[SeedResult] = []
+    stop_on_sigterm()
     try:
         with demo_suite(FOLDER.absolute()) as suite:
             for seed in SEEDS:
@@ -102,6 +103,9 @@ def main() -> int:
     except CommandFailed as failed:
         print(f"the proof stopped: {failed}", file=sys.stderr)
         return failed.code
+    except LostRolloutsError as lost:
+        print(f"the proof stopped: {lost}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("the proof was interrupted; what is done is in", RESULT, file=sys.stderr)
         return 130
@@ -135,6 +139,11 @@ def _print_seed(result: SeedResult) -> None:
         columns.append((f"after {steps} GRPO steps", figures(rollouts, result.seed)))
     print(f"\n== seed {result.seed}, {len(result.before)} rollouts measured each time\n")
     print(comparison(columns, minimum_calls=MINIMUM_CALLS), flush=True)
+    for name, rollouts in zip(
+        (name for name, _ in columns), (result.before, *result.after.values()), strict=True
+    ):
+        if note := unreadable_note(rollouts):
+            print(f"{name}: {note}", flush=True)
 
 
 def _keep(results: Sequence[SeedResult]) -> None:

@@ -1,6 +1,7 @@
 """The suite that the demo runs in, driven as a person would drive it: through the `hone` command."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 HONE = (sys.executable, "-m", "hone_cli.main")
@@ -69,6 +71,15 @@ class DemoSuite:
     def rollouts(self, run_id: str) -> list[dict[str, Any]]:
         """Returns every rollout of a run."""
         return list(self.ask("rollout", "--run", run_id, "--limit", "100000")["rollouts"])
+
+
+def stop_on_sigterm() -> None:
+    """Makes SIGTERM end this program as Ctrl-C does, so that it stops its suite on the way out."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 @contextmanager

@@ -1,11 +1,20 @@
 """Intervals, what an evaluation says, the table, and when the proof's claim holds."""
 
 import random
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from hone_cli.demo.measure import Measured, by_task, estimates, measured_from
+from hone_cli.demo.measure import (
+    LostRolloutsError,
+    Measured,
+    by_task,
+    estimates,
+    measured_from,
+    unreadable_note,
+)
 from hone_cli.demo.pipeline import SeedResult
 from hone_cli.demo.proof import judge, needs_more
 from hone_cli.demo.statistics import (
@@ -140,9 +149,49 @@ def test_measured_from_takes_the_newest_attempt_of_a_slot_whatever_the_order() -
 
 
 def test_measured_from_refuses_an_evaluation_that_lost_a_rollout() -> None:
-    rows = [row("0", 1.0), row("1", 0.0, outcome="failed"), row("2", 0.0, outcome="masked")]
-    with pytest.raises(ValueError, match="2 rollouts were not scored, for example 1-0-0"):
+    rows = [row("0", 1.0), row("1", 0.0, outcome="failed"), row("2", 0.0, outcome="open")]
+    with pytest.raises(LostRolloutsError, match=r"2 rollouts .* not judged, for example 1-0-0"):
         measured_from(rows)
+
+
+def test_an_answer_that_could_not_be_read_counts_as_wrong_and_is_told() -> None:
+    found = measured_from(
+        [row("0", 1.0), row("1", 0.0), row("2", 0.0, outcome="masked", kind="extraction")]
+    )
+    assert [(m.reward, m.right, m.unreadable) for m in found] == [
+        (1.0, True, False),
+        (0.0, False, False),
+        (0.0, False, True),
+    ]
+    assert unreadable_note(found) == (
+        "1 of 3 answers could not be read and count as wrong; accuracy without them 0.500"
+    )
+    assert unreadable_note(found[:2]) == ""
+    assert unreadable_note(found[2:]).endswith("without them 0.000")
+
+
+def test_a_masked_rollout_without_a_kind_is_not_right() -> None:
+    assert not measured_from([row("0", 1.0, outcome="masked", kind="")])[0].right
+
+
+TERMINATED = """
+import os, signal
+from hone_cli.demo.suite import stop_on_sigterm
+stop_on_sigterm()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pause()
+finally:
+    print("cleaned up", flush=True)
+"""
+
+
+def test_sigterm_leaves_room_to_stop_the_suite() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout == "cleaned up\n"
+    assert "KeyboardInterrupt" in done.stderr
 
 
 def test_estimates_cover_every_figure_of_the_table() -> None:

@@ -6,10 +6,12 @@ rollout ends; of the others a few stay, because the next step will ask for them 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rollout.adapters import AdapterFolders
 from rollout.engines.base import Engine, EngineError, ModelKey, PolicyKey
@@ -17,6 +19,9 @@ from rollout.jobs import AdapterRef
 from servicekit.errors import InvalidArgument, NotFound
 
 _LOG = logging.getLogger("hone.rollout")
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 MAX_IDLE = 2
 """Policies without rollouts that stay loaded."""
@@ -46,6 +51,8 @@ class _Served:
     engine: Engine
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     policies: dict[PolicyKey, _Loaded] = field(default_factory=dict)
+    wanted: Counter[PolicyKey] = field(default_factory=Counter)
+    """Who uses a policy or waits for it to be loaded; it stays as long as anyone does."""
 
 
 class Policies:
@@ -63,7 +70,11 @@ class Policies:
         self._resolve = resolve
         self._adapters = adapters
         self._served: dict[ModelKey, _Served] = {}
+        self._starting: dict[ModelKey, asyncio.Task[_Served]] = {}
         self._start_lock = asyncio.Lock()
+        self._wanted: Counter[ModelKey] = Counter()
+        """Who uses a model or waits for it to open; its engine stays as long as anyone does."""
+        self._work: set[asyncio.Task[Any]] = set()
         self._clock = 0
 
     @property
@@ -86,7 +97,8 @@ class Policies:
             InvalidArgument: there is no usable model of that path.
             EngineError: the engine cannot start; names the folder and the cause.
         """
-        return (await self._open(model)).engine
+        async with self._held(model) as served:
+            return served.engine
 
     async def load(self, model: ModelKey, policy: PolicyKey, adapter: AdapterRef | None) -> None:
         """Makes a policy ready to serve. Idempotent; all or nothing.
@@ -96,10 +108,9 @@ class Policies:
             NotFound: the adapter's blob is gone.
             DataLoss: the blob is not what the reference says.
         """
-        served = await self._open(model)
-        async with served.lock:
-            await self._load(served, policy, adapter)
-        await self._drop_idle(served)
+        async with self._held(model) as served:
+            await self._loaded(served, policy, adapter)
+            await self._drop_idle(served)
 
     def serves(self, model: ModelKey) -> bool:
         """Says whether the model's engine runs."""
@@ -110,12 +121,12 @@ class Policies:
         self, model: ModelKey, policy: PolicyKey, adapter: AdapterRef | None
     ) -> AsyncIterator[Engine]:
         """Holds a policy for one rollout. Errors as `load`."""
-        served = await self._open(model)
-        async with served.lock:
-            loaded = await self._load(served, policy, adapter)
-            loaded.in_flight += 1
-        async with self._counted(served, loaded):
-            yield served.engine
+        async with self._held(model) as served:
+            with _counting(served.wanted, policy):
+                loaded = await self._loaded(served, policy, adapter)
+                loaded.in_flight += 1
+            async with self._counted(served, loaded):
+                yield served.engine
 
     @asynccontextmanager
     async def use_loaded(self, model: ModelKey, policy: PolicyKey) -> AsyncIterator[Engine]:
@@ -131,8 +142,15 @@ class Policies:
                 f"policy {policy.run_id} v{policy.version} is not loaded here; call LoadPolicy first"
             )
         loaded.in_flight += 1
-        async with self._counted(served, loaded):
-            yield served.engine
+        with _counting(self._wanted, model):
+            async with self._counted(served, loaded):
+                yield served.engine
+
+    @asynccontextmanager
+    async def _held(self, model: ModelKey) -> AsyncIterator[_Served]:
+        """Counts a use of a model before it waits for anything, so that no other model ends it."""
+        with _counting(self._wanted, model):
+            yield await self._open(model)
 
     @asynccontextmanager
     async def _counted(self, served: _Served, loaded: _Loaded) -> AsyncIterator[None]:
@@ -146,20 +164,44 @@ class Policies:
 
     async def close(self) -> None:
         """Stops all engines."""
+        for task in list(self._work):
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
         for served in self._served.values():
             await served.engine.close()
         self._served.clear()
 
     async def _open(self, model: ModelKey) -> _Served:
-        async with self._start_lock:
-            if model not in self._served:
-                await self._close_unused()
-                folder = await self._folder(model)
-                engine = self._make_engine()
-                await self._guarded(engine, engine.start(folder, model))
-                self._served[model] = _Served(engine)
-                _LOG.info("engine started", extra={"engine": engine.name, "model": model.path})
+        if model in self._served:
             return self._served[model]
+        task = self._starting.get(model)
+        if task is None:
+            task = self._starting[model] = self._outliving(self._start(model))
+            task.add_done_callback(lambda _: self._starting.pop(model, None))
+        return await asyncio.shield(task)
+
+    async def _start(self, model: ModelKey) -> _Served:
+        async with self._start_lock:
+            await self._close_unused()
+            folder = await self._folder(model)
+            engine = self._make_engine()
+            await self._guarded(engine, engine.start(folder, model))
+            served = self._served[model] = _Served(engine)
+            _LOG.info("engine started", extra={"engine": engine.name, "model": model.path})
+            return served
+
+    def _outliving(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Starts work that many wait for: it goes on when one of them runs out of time."""
+
+        def ended(task: "asyncio.Task[T]") -> None:
+            self._work.discard(task)
+            if not task.cancelled():
+                task.exception()  # Seen, though nobody may wait for it any more.
+
+        task = asyncio.get_running_loop().create_task(work)
+        self._work.add(task)
+        task.add_done_callback(ended)
+        return task
 
     async def _folder(self, model: ModelKey) -> Path:
         try:
@@ -179,9 +221,18 @@ class Policies:
     async def _close_unused(self) -> None:
         """Frees models that no rollout uses; memory holds few."""
         for model, served in list(self._served.items()):
-            if not any(loaded.in_flight for loaded in served.policies.values()):
+            if not self._wanted[model]:
                 del self._served[model]
                 await served.engine.close()
+
+    async def _loaded(
+        self, served: _Served, policy: PolicyKey, adapter: AdapterRef | None
+    ) -> _Loaded:
+        async def load() -> _Loaded:
+            async with served.lock:
+                return await self._load(served, policy, adapter)
+
+        return await asyncio.shield(self._outliving(load()))
 
     async def _load(
         self, served: _Served, policy: PolicyKey, adapter: AdapterRef | None
@@ -217,7 +268,11 @@ class Policies:
             for policy in served.policies:
                 newest[policy.run_id] = max(policy.version, newest.get(policy.run_id, 0))
             idle = sorted(
-                (policy for policy, loaded in served.policies.items() if not loaded.in_flight),
+                (
+                    policy
+                    for policy, loaded in served.policies.items()
+                    if not loaded.in_flight and not served.wanted[policy]
+                ),
                 key=lambda policy: served.policies[policy].used,
             )
             replaced = [policy for policy in idle if policy.version < newest[policy.run_id]]
@@ -227,3 +282,15 @@ class Policies:
                 await served.engine.unload_policy(policy)
                 if loaded.adapter is not None:
                     await self._adapters.drop(loaded.adapter)
+
+
+@contextmanager
+def _counting(counter: Counter[K], key: K) -> Iterator[None]:
+    """Counts one user of a key for as long as the block runs."""
+    counter[key] += 1
+    try:
+        yield
+    finally:
+        counter[key] -= 1
+        if not counter[key]:
+            del counter[key]

@@ -24,6 +24,7 @@ class FakeEngine:
 
     log: list[str] = field(default_factory=list)
     fail: bool = False
+    hold: asyncio.Event | None = None
     name = "fake"
 
     async def start(self, folder: Path, model: ModelKey) -> None:
@@ -35,6 +36,8 @@ class FakeEngine:
         if adapter_dir is not None:
             assert (adapter_dir / "adapter_model.safetensors").is_file()
         self.log.append(f"load {policy.run_id} v{policy.version}")
+        if self.hold is not None:
+            await self.hold.wait()
 
     async def unload_policy(self, policy: PolicyKey) -> None:
         self.log.append(f"unload {policy.run_id} v{policy.version}")
@@ -159,6 +162,40 @@ async def test_another_model_closes_the_unused_one(policies: Policies, engine: F
     await policies.load(MODEL, PolicyKey("r", 0), None)
     await policies.load(ModelKey(path="n"), PolicyKey("r", 0), None)
     assert engine.log == ["start m", "load r v0", "close", "start n", "load r v0"]
+
+
+async def test_an_engine_is_not_closed_under_who_waits_for_it(
+    policies: Policies, engine: FakeEngine
+) -> None:
+    engine.hold = asyncio.Event()
+
+    async def roll(model: ModelKey) -> None:
+        async with policies.use(model, PolicyKey("r", 0), None):
+            assert not any(line == "close" for line in engine.log)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(roll(MODEL))
+        while "load r v0" not in engine.log:
+            await asyncio.sleep(0)
+        group.create_task(roll(ModelKey(path="n")))
+        while engine.log.count("load r v0") < 2:
+            await asyncio.sleep(0)
+        engine.hold.set()
+
+
+async def test_who_runs_out_of_time_does_not_break_off_what_others_wait_for(
+    policies: Policies, engine: FakeEngine
+) -> None:
+    engine.hold = asyncio.Event()
+    first = asyncio.create_task(policies.load(MODEL, PolicyKey("r", 0), None))
+    while "load r v0" not in engine.log:
+        await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    engine.hold.set()
+    await policies.load(MODEL, PolicyKey("r", 0), None)
+    assert engine.log == ["start m", "load r v0"]
 
 
 async def test_an_engine_that_does_not_start_is_closed(

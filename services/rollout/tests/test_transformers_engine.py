@@ -92,6 +92,21 @@ def plain_logprobs(
     return logits.log_softmax(-1).gather(1, chosen).squeeze(1).tolist()
 
 
+async def test_a_closed_engine_refuses_and_leaves_nothing_waiting(
+    engine: TransformersEngine,
+) -> None:
+    async with asyncio.timeout(30):
+        waiting = [asyncio.create_task(engine.generate(ask([5] * 9, tokens=400))) for _ in "ab"]
+        await asyncio.sleep(0)
+        await engine.close()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(end, EngineError | Generation) for end in ended)
+        with pytest.raises(EngineError, match="does not run"):
+            await engine.generate(ask([5, 6]))
+        with pytest.raises(EngineError, match="does not run"):
+            await engine.load_policy(PolicyKey("run", 2), None)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("policy", [BASE, TUNED])
 async def test_logprobs_equal_a_plain_forward_pass(

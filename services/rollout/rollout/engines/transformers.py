@@ -35,6 +35,18 @@ GATHER_SECONDS = 0.01
 """How long an idle engine waits for more requests after the first, so that they share prompts."""
 
 
+CLOSE_SECONDS = 10.0
+"""How long closing waits for the worker; one that hangs in the model is left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Something for the worker, and how to tell that it will not be done."""
+
+    run: Callable[[], None]
+    fail: Callable[[Exception], None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Stop:
     """Ends the worker."""
@@ -53,7 +65,10 @@ class TransformersEngine:
         self._max_rows = max_rows
         self._cache_bytes = cache_bytes
         self._rng = rng
-        self._inbox: queue.SimpleQueue[Callable[[], None] | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Work | _Stop] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._accepting = False
+        """Whether the worker will still see what is put in; read and written behind the gate."""
         self._worker: threading.Thread | None = None
         self._model: RowModel | None = None
         self._sets: dict[PolicyKey, WeightSet] = {}
@@ -75,6 +90,7 @@ class TransformersEngine:
     async def start(self, folder: Path, model: ModelKey) -> None:
         """Opens the model on the worker thread."""
         self._worker = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._accepting = True
         self._worker.start()
         await self._call(lambda: self._open(folder, model))
 
@@ -112,7 +128,7 @@ class TransformersEngine:
             loop.call_soon_threadsafe(_settle, future, result)
 
         job = Job(request=request, rng=rng, done=settle)
-        self._inbox.put(lambda: self._submit(job))
+        self._put(_Work(run=lambda: self._submit(job), fail=settle))
         try:
             return await future
         except asyncio.CancelledError:
@@ -123,7 +139,9 @@ class TransformersEngine:
         """Stops the worker; what it holds fails."""
         if self._worker is not None:
             self._inbox.put(_Stop())
-            await asyncio.to_thread(self._worker.join)
+            await asyncio.to_thread(self._worker.join, CLOSE_SECONDS)
+            self._end()
+            self._inbox.put(_Stop())  # For a worker that was too busy to see the first one.
             self._worker = None
 
     async def _call(self, work: Callable[[], T]) -> T:
@@ -131,15 +149,24 @@ class TransformersEngine:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
+        def settle(result: T | Exception) -> None:
+            loop.call_soon_threadsafe(_settle, future, result)
+
         def run() -> None:
             try:
                 result: T | Exception = work()
             except Exception as err:  # Belongs to the caller, whatever it is.
                 result = err
-            loop.call_soon_threadsafe(_settle, future, result)
+            settle(result)
 
-        self._inbox.put(run)
+        self._put(_Work(run=run, fail=settle))
         return await future
+
+    def _put(self, work: _Work) -> None:
+        with self._gate:
+            if not self._accepting:
+                raise EngineError("engine transformers: does not run", retryable=True)
+            self._inbox.put(work)
 
     def _open(self, folder: Path, model: ModelKey) -> None:
         if self._threads:
@@ -188,6 +215,26 @@ class TransformersEngine:
 
     def _run(self) -> None:
         """Works until told to stop: takes what has arrived, then one step of each policy."""
+        try:
+            self._work()
+        finally:
+            self._end()
+            for batch in self._batches.values():
+                batch.fail_all(_stopped())
+
+    def _end(self) -> None:
+        """Lets nothing more in and fails what nobody will do, however the worker ended."""
+        with self._gate:
+            self._accepting = False
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(item, _Work):
+                item.fail(_stopped())
+
+    def _work(self) -> None:
         while self._receive():
             busy = [batch for batch in self._batches.values() if batch.busy]
             for batch in self._batches.values():
@@ -195,8 +242,6 @@ class TransformersEngine:
                     batch.release()
             for batch in busy:
                 self._step(batch)
-        for batch in self._batches.values():
-            batch.fail_all(EngineError("the engine has stopped", retryable=True))
 
     def _receive(self) -> bool:
         """Runs what is in the inbox; waits for it only when nothing is being sampled."""
@@ -208,7 +253,7 @@ class TransformersEngine:
                 return True
             if isinstance(item, _Stop):
                 return False
-            item()
+            item.run()
             if idle and any(batch.busy for batch in self._batches.values()):
                 return self._gather()
 
@@ -221,7 +266,11 @@ class TransformersEngine:
                 return True
             if isinstance(item, _Stop):
                 return False
-            item()
+            item.run()
+
+
+def _stopped() -> EngineError:
+    return EngineError("engine transformers: has stopped", retryable=True)
 
 
 def _settle(future: "asyncio.Future[T]", result: T | Exception) -> None:

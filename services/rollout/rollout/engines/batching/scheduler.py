@@ -108,7 +108,11 @@ class PolicyBatch:
         admitted = self._admit()
         # Rows that read a single token come first; see Rows.
         admitted.sort(key=lambda entry: len(entry.prompt) - entry.stored > 1)
-        self._place(admitted)
+        try:
+            self._place(admitted)
+        except Exception:  # Whatever it is, these must end with the rest.
+            self._waiting.extend(job for job in admitted if job not in self._active)
+            raise
         if not self._active:
             return
         feeds = [job.feed() for job in self._active]

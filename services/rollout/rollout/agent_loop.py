@@ -40,8 +40,20 @@ MAX_ERROR_CHARACTERS = 300
 """Of what the model is told about a malformed call."""
 
 
+OWN_SHARE = 0.8
+"""Of the time budget: from here on it was the agent that used it up, not the wait for us."""
+
+
+class DeadlinePassedError(TimeoutError):
+    """Time ran out, and not by the agent's doing."""
+
+
 class PromptTooLongError(ValueError):
     """The task's prompt leaves no room to answer."""
+
+
+class _OutOfTimeError(Exception):
+    """The rollout's deadline passed while a turn was sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +125,8 @@ class AgentLoop:
             job.limits.max_total_tokens or engine.max_context_tokens, engine.max_context_tokens
         )
         self._turns: list[TurnRecord] = []
+        self._own_seconds = 0.0
+        """Generation and tools; the waits before and between them are ours."""
 
     async def run(self) -> EpisodeResult:
         """Acts until the end.
@@ -121,7 +135,8 @@ class AgentLoop:
             PromptTooLongError: the first prompt leaves no room.
             RenderError: the chat template refuses the task.
             EngineError: the engine failed.
-            TimeoutError: the deadline passed before the first turn was sampled.
+            DeadlinePassedError: the deadline passed before the first turn was sampled, or waiting
+                for the suite took a material part of the time.
         """
         messages = with_system_prompt(self._job.task.messages, self._job.system_prompt)
         prompt = self._renderer.initial(messages, self._tools)
@@ -148,20 +163,31 @@ class AgentLoop:
         for turn in range(self._job.limits.max_turns):
             try:
                 ended = await self._take_turn(talk, turn)
-            except TimeoutError:
-                if turn == 0:
-                    raise
-                return StopReason.ROLLOUT_TIMEOUT
+            except _OutOfTimeError:
+                return self._out_of_time(turn)
             if ended is not None:
                 return ended
         raise AssertionError("the last turn always ends the episode")
+
+    def _out_of_time(self, turn: int) -> StopReason:
+        """Tells an agent that was too slow from one that we kept waiting, which nobody may grade."""
+        budget = self._job.deadline - self._job.requested
+        if turn > 0 and self._own_seconds >= OWN_SHARE * budget:
+            return StopReason.ROLLOUT_TIMEOUT
+        raise DeadlinePassedError(
+            f"the deadline passed in turn {turn}: the agent had used {self._own_seconds:.1f} s of "
+            f"the {budget:.1f} s since the request"
+        )
 
     async def _take_turn(self, talk: _Talk, turn: int) -> StopReason | None:
         """Samples, calls and appends; returns why the episode ends, if it does."""
         began = time.perf_counter()
         prompt_tokens = talk.builder.length
-        generation = await self._generate(talk.builder, turn)
-        sampled = time.perf_counter()
+        try:
+            generation = await self._generate(talk.builder, turn)
+        finally:
+            sampled = time.perf_counter()
+            self._own_seconds += sampled - began
         talk.builder.sample(
             generation.token_ids,
             generation.logprobs,
@@ -174,6 +200,8 @@ class AgentLoop:
         message, calls = _assistant_message(parsed, turn)
         talk.transcript.append(message)
         records = () if ended is not None else await self._call_tools(turn, parsed, calls)
+        tools_seconds = time.perf_counter() - sampled if records else 0.0
+        self._own_seconds += tools_seconds
         await self._note(
             TurnRecord(
                 turn=turn,
@@ -181,7 +209,7 @@ class AgentLoop:
                 prompt_token_count=prompt_tokens,
                 sampled_token_count=len(generation.token_ids),
                 generate_seconds=sampled - began,
-                tools_seconds=time.perf_counter() - sampled if records else 0.0,
+                tools_seconds=tools_seconds,
                 tool_calls=records,
             )
         )
@@ -210,7 +238,7 @@ class AgentLoop:
         if kept + len(step.token_ids) >= self._limit:
             return StopReason.CONTEXT_OVERFLOW
         if self._clock() >= self._job.deadline:
-            return StopReason.ROLLOUT_TIMEOUT
+            return self._out_of_time(len(self._turns))
         if step.forked:
             talk.builder.fork(step.token_ids)
         else:
@@ -247,7 +275,7 @@ class AgentLoop:
                 attributes.TURN: turn,
             },
         ) as span:
-            generation = await self._within_deadline(self._engine.generate(request))
+            generation = await self._within_deadline(request)
             span.set_attribute(attributes.GEN_AI_OUTPUT_TOKENS, len(generation.token_ids))
             span.set_attribute(attributes.GEN_AI_FINISH_REASONS, [generation.finish_reason])
         if generation.policy_version != job.policy.version:
@@ -257,8 +285,17 @@ class AgentLoop:
             )
         return generation
 
-    async def _within_deadline(self, work: Awaitable[Generation]) -> Generation:
-        return await asyncio.wait_for(work, max(0.0, self._job.deadline - self._clock()))
+    async def _within_deadline(self, request: GenerationRequest) -> Generation:
+        left = self._job.deadline - self._clock()
+        if left <= 0:
+            raise _OutOfTimeError
+        try:
+            async with asyncio.timeout(left) as limit:
+                return await self._engine.generate(request)
+        except TimeoutError as error:
+            if limit.expired():
+                raise _OutOfTimeError from error
+            raise EngineError(f"engine {self._engine.name}: timed out", retryable=True) from error
 
     def _parse(self, text: str) -> ParsedTurn:
         if not self._tools:

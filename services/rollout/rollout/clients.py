@@ -9,10 +9,10 @@ from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
 
 from rollout.agent_loop import ToolCaller, ToolOutcome
-from rollout.failures import RolloutError
+from rollout.failures import RolloutError, UnknownToolError
 from rollout.jobs import RolloutJob
 from servicekit import attributes
-from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, ResourceExhausted
+from servicekit.errors import FailedPrecondition, HoneError, Internal, ResourceExhausted
 from servicekit.tokens import TokenMinter
 from trajectory import convert
 from trajectory.types import FailureKind, ToolCall, ToolDefinition
@@ -24,22 +24,31 @@ GRADING_SECONDS = 600.0
 """How long a sandbox outlives its rollout's deadline at most, for grading."""
 
 TOOLS_TIMEOUT_SECONDS = 60.0
+REPLY_SECONDS = 5.0
+"""How long an answer may be on its way after the tools' own time is up."""
+
+TOKEN_MARGIN_SECONDS = 15.0
+"""A token outlives the call that it goes with: the callee passes it on, and clocks differ."""
+
 MAX_ROOM_WAIT_SECONDS = 5.0
 
 
 class Tokens:
-    """Agent tokens, fresh for each call, so that they end soon after the lease does."""
+    """Agent tokens, fresh for each call, that end soon after the lease or the call, if it is longer."""
 
     def __init__(self, minter: TokenMinter | None, ttl_seconds: float) -> None:
         """Takes the minter; without one (no key file) calls go out without a token."""
         self._minter = minter
         self._ttl_seconds = ttl_seconds
 
-    def metadata(self, job: RolloutJob, epoch: int) -> tuple[tuple[str, str], ...]:
-        """Returns call metadata with a token for this rollout under this epoch."""
+    def metadata(
+        self, job: RolloutJob, epoch: int, *, call_seconds: float
+    ) -> tuple[tuple[str, str], ...]:
+        """Returns call metadata with a token for this rollout and epoch, good for the whole call."""
         if self._minter is None:
             return ()
-        token = self._minter.mint(job.rollout_id, epoch, "agent", self._ttl_seconds)
+        ttl = max(self._ttl_seconds, call_seconds + TOKEN_MARGIN_SECONDS)
+        token = self._minter.mint(job.rollout_id, epoch, "agent", ttl)
         return ((attributes.TOKEN_METADATA_KEY, token),)
 
 
@@ -67,7 +76,9 @@ class SandboxClient:
             )
             try:
                 response = await self._stub.CreateSandbox(
-                    request, timeout=left, metadata=self._tokens.metadata(job, epoch)
+                    request,
+                    timeout=left,
+                    metadata=self._tokens.metadata(job, epoch, call_seconds=left),
                 )
             except ResourceExhausted as error:
                 wait = min(error.retry_after_seconds or 1.0, MAX_ROOM_WAIT_SECONDS)
@@ -97,7 +108,7 @@ class ToolGatewayClient:
             self._known = await self._list()
         missing = [name for name in names if name not in self._known]
         if missing:
-            raise InvalidArgument(
+            raise UnknownToolError(
                 f"rollout.tools: no tool named {missing[0]!r}; the gateway has "
                 f"{', '.join(sorted(self._known)) or 'none'}"
             )
@@ -124,13 +135,13 @@ class ToolGatewayClient:
                 allowed_tools=job.tools,
                 timeout=convert.duration_to_proto(timeout),
             ),
-            timeout=timeout + 5.0,
-            metadata=self._tokens.metadata(job, epoch),
+            timeout=timeout + REPLY_SECONDS,
+            metadata=self._tokens.metadata(job, epoch, call_seconds=timeout + REPLY_SECONDS),
         )
         results = {result.tool_call_id: result for result in response.results}
         missing = [call.tool_call_id for call in calls if call.tool_call_id not in results]
         if missing:
-            raise InvalidArgument(f"the tool gateway gave no result for call {missing[0]}")
+            raise Internal(f"the tool gateway gave no result for call {missing[0]}")
         return [
             ToolOutcome(
                 content=results[call.tool_call_id].content,

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from hone.common.v1 import identity_pb2
 from hone.events.v1 import events_pb2
 
 from eventbus.blobs import Blobs
-from eventbus.bus import Delivery, EventBus
+from eventbus.bus import Delivery, EventBus, PublishAck
 from eventbus.envelope import new_envelope
 from eventbus.errors import LogTruncated
 from rollout.convert import (
@@ -34,7 +34,8 @@ _LOG = logging.getLogger("hone.rollout")
 SOURCE = "rollout"
 CONSUMER = "rollout"
 MAX_INLINE_BYTES = 512 * 1024
-ENDS = ("rollout_finished", "rollout_failed")
+FAILURES = ("rollout_failed",)
+ENDS = ("rollout_finished", *FAILURES)
 MAX_DELIVER = 10
 
 
@@ -73,12 +74,12 @@ class BusReporter:
         else:
             name = f"rollouts/{job.run_id}/{job.rollout_id}/record"
             payload = events_pb2.RolloutFinished(blob=await self._blobs.put(name, data))
-        await self._publish(job, epoch, payload)
+        await self._publish_end(job, epoch, payload)
 
     async def failed(self, job: RolloutJob, epoch: int, failure: Failure) -> None:
         """Publishes rollout.failed."""
         payload = events_pb2.RolloutFailed(failure=convert.failure_to_proto(failure))
-        await self._publish(job, epoch, payload)
+        await self._publish_end(job, epoch, payload)
 
     async def refused(self, envelope: events_pb2.Envelope, reason: str) -> None:
         """Publishes rollout.failed for a request that cannot be read."""
@@ -97,9 +98,16 @@ class BusReporter:
 
     async def has_ended(self, job: RolloutJob, since_sequence: int) -> bool:
         """Looks for the end of the attempt behind its request; a purged log means a sealed run."""
+        return await self._find(ENDS, job, since_sequence)
+
+    async def was_given_up(self, job: RolloutJob, since_sequence: int) -> bool:
+        """As `has_ended`, for failures alone: they are small, and records are not."""
+        return await self._find(FAILURES, job, since_sequence)
+
+    async def _find(self, types: Sequence[str], job: RolloutJob, since_sequence: int) -> bool:
         try:
             async with aclosing(
-                self._bus.read(ENDS, run_id=job.run_id, start_sequence=since_sequence)
+                self._bus.read(types, run_id=job.run_id, start_sequence=since_sequence)
             ) as events:
                 async for event in events:
                     if event.envelope.rollout_id == job.rollout_id:
@@ -108,9 +116,17 @@ class BusReporter:
             return True
         return False
 
-    async def _publish(self, job: RolloutJob, epoch: int, payload: Message) -> None:
+    async def _publish_end(self, job: RolloutJob, epoch: int, payload: Message) -> None:
+        ack = await self._publish(job, epoch, payload)
+        extra = {"rollout_id": job.rollout_id, "sequence": ack.sequence, "duplicate": ack.duplicate}
+        if ack.duplicate:
+            _LOG.warning("end not told: the log holds an end of this attempt", extra=extra)
+        else:
+            _LOG.info("end told", extra=extra)
+
+    async def _publish(self, job: RolloutJob, epoch: int, payload: Message) -> PublishAck:
         slot: identity_pb2.Slot = convert.slot_to_proto(job.slot)
-        await self._bus.publish(
+        return await self._bus.publish(
             new_envelope(
                 payload,
                 source=SOURCE,

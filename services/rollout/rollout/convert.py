@@ -78,6 +78,7 @@ def job_from_proto(envelope: events_pb2.Envelope) -> RolloutJob:
         system_prompt=spec.system_prompt,
         sandbox_template=spec.sandbox_template,
         grader_json=request.grader_json,
+        requested=convert.time_from_proto(envelope.create_time).timestamp(),
         deadline=convert.time_from_proto(request.deadline_time).timestamp(),
     )
 

@@ -17,9 +17,9 @@ from opentelemetry.trace import Status, StatusCode
 
 from eventbus.claims import Acquired, Claims, Committed, Expired, Held, Lost
 from eventbus.errors import ClaimLost, RetryLater
-from rollout.agent_loop import AgentLoop, ToolCaller
+from rollout.agent_loop import AgentLoop, DeadlinePassedError, ToolCaller
 from rollout.engines.base import Engine
-from rollout.failures import RolloutError, failure, failure_of
+from rollout.failures import RolloutError, UnknownToolError, failure, failure_of
 from rollout.jobs import RolloutJob
 from rollout.lease import Lease
 from rollout.policies import Policies
@@ -51,6 +51,9 @@ class Reporter(Protocol):
     async def has_ended(self, job: RolloutJob, since_sequence: int) -> bool:
         """Says whether the log holds an end of this attempt."""
 
+    async def was_given_up(self, job: RolloutJob, since_sequence: int) -> bool:
+        """Says whether the log holds a failure of this attempt."""
+
 
 class Sandboxes(Protocol):
     """Makes the rollout's environment."""
@@ -66,13 +69,17 @@ class Tools(Protocol):
         """Returns the tools by name.
 
         Raises:
-            InvalidArgument: there is no tool of a name.
+            UnknownToolError: there is no tool of a name.
         """
 
     def caller(
         self, job: RolloutJob, epoch: int, sandbox_id: str, check: Callable[[], Awaitable[None]]
     ) -> ToolCaller:
         """Returns what runs this rollout's calls; `check` is awaited before each."""
+
+
+OVERRUN_SECONDS = 15.0
+"""How far past its deadline a rollout may be in a call that keeps the deadline by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +144,7 @@ class Executor:
                 lease = Lease(
                     self._claims, claim, renew_seconds=self._times.renew_seconds, clock=self._clock
                 )
-                await self._run_claimed(job, lease)
+                await self._run_claimed(job, lease, sequence)
             case Held(remaining_seconds=remaining):
                 raise RetryLater(remaining + 0.5, "another replica's lease is live")
             case Committed(claim=claim) if claim.lease_deadline > self._clock():
@@ -166,9 +173,10 @@ class Executor:
         await self._reporter.failed(job, epoch, lost)
         _LOG.warning("executor lost", extra={"rollout_id": job.rollout_id, "epoch": epoch})
 
-    async def _run_claimed(self, job: RolloutJob, lease: Lease) -> None:
+    async def _run_claimed(self, job: RolloutJob, lease: Lease, sequence: int) -> None:
         try:
-            result = await self._attempt(job, lease)
+            given_up = await self._given_up(job, sequence)
+            result = None if given_up else await self._attempt(job, lease)
             await lease.commit()
         except ClaimLost as lost:
             self._dropped.add(1)
@@ -177,10 +185,33 @@ class Executor:
                 extra={"rollout_id": job.rollout_id, "epoch": lease.epoch, "detail": str(lost)},
             )
             return
+        if result is None:
+            return
+        if await self._given_up(job, sequence):
+            self._dropped.add(1)
+            return
         if isinstance(result, Failure):
             await self._reporter.failed(job, lease.epoch, result)
         else:
             await self._reporter.finished(job, lease.epoch, result)
+
+    async def _given_up(self, job: RolloutJob, sequence: int) -> bool:
+        """Looks whether the learner has ended the attempt; the stream's own check forgets.
+
+        Nobody but the holder of the claim tells a finished end, so failures are all there can be.
+        """
+        try:
+            given_up = await self._reporter.was_given_up(job, sequence)
+        except HoneError as error:
+            # The log is away. An end that is told twice is told apart by its id.
+            _LOG.warning(
+                "cannot look for an end",
+                extra={"rollout_id": job.rollout_id, "error": error.message},
+            )
+            return False
+        if given_up:
+            _LOG.warning("attempt was ended by others", extra={"rollout_id": job.rollout_id})
+        return given_up
 
     async def _attempt(self, job: RolloutJob, lease: Lease) -> RolloutRecord | Failure:
         """Runs the episode under a span and a kept lease, and turns every error into a failure.
@@ -191,7 +222,7 @@ class Executor:
         with self._tracer.start_as_current_span(
             attributes.SPAN_INVOKE_AGENT, attributes=_span_attributes(job)
         ) as span:
-            task = asyncio.get_running_loop().create_task(self._episode(job, lease))
+            task = asyncio.get_running_loop().create_task(self._bounded(job, lease))
             self._running[job.rollout_id] = task
             try:
                 async with _kept(lease, task):
@@ -221,6 +252,21 @@ class Executor:
             span.set_attribute(attributes.ERROR_KIND, failed.kind.value)
             span.set_status(Status(StatusCode.ERROR, failed.detail))
             return failed
+
+    async def _bounded(self, job: RolloutJob, lease: Lease) -> RolloutRecord:
+        """Runs the episode; whatever hangs in it, a model that never opens too, ends with the deadline.
+
+        Raises:
+            DeadlinePassedError: it did not end by itself.
+        """
+        left = job.deadline - self._clock() + OVERRUN_SECONDS
+        try:
+            async with asyncio.timeout(left) as limit:
+                return await self._episode(job, lease)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise DeadlinePassedError("the deadline passed and the rollout did not end") from error
 
     async def _episode(self, job: RolloutJob, lease: Lease) -> RolloutRecord:
         start = self._now()
@@ -264,8 +310,8 @@ class Executor:
             return ()
         try:
             return await self._tools.definitions(job.tools)
-        except InvalidArgument as error:
-            raise RolloutError(FailureKind.BAD_TASK, error) from error
+        except UnknownToolError:
+            raise
         except HoneError as error:
             raise RolloutError(FailureKind.TOOL_GATEWAY, error) from error
 

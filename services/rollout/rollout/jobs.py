@@ -44,6 +44,8 @@ class RolloutJob:
     system_prompt: str
     sandbox_template: str
     grader_json: str
+    requested: float
+    """Seconds since the epoch; the time budget runs from here to the deadline."""
     deadline: float
     """Seconds since the epoch; the rollout must have ended by then."""
 

@@ -11,8 +11,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from opentelemetry import trace
 
-from rollout.agent_loop import AgentLoop, EpisodeResult, PromptTooLongError, ToolOutcome
-from rollout.engines.base import Engine, Generation, GenerationRequest, ModelKey, PolicyKey
+from rollout.agent_loop import (
+    AgentLoop,
+    DeadlinePassedError,
+    EpisodeResult,
+    PromptTooLongError,
+    ToolOutcome,
+)
+from rollout.engines.base import (
+    Engine,
+    EngineError,
+    Generation,
+    GenerationRequest,
+    ModelKey,
+    PolicyKey,
+)
 from rollout.engines.scripted import LOGPROB, ScriptedEngine
 from rollout.jobs import AgentLimits, RolloutJob
 from rollout.toolcalls.table import make_parser
@@ -58,6 +71,7 @@ class Changed:
     engine: Engine
     drop_logprob_at: int | None = None
     delay_turns: frozenset[int] = frozenset()
+    time_out: bool = False
 
     name = "changed"
 
@@ -73,6 +87,8 @@ class Changed:
         assert request.episode is not None
         if request.episode.turn in self.delay_turns:
             await asyncio.Event().wait()
+        if self.time_out:
+            raise TimeoutError
         made = await self.engine.generate(request)
         if self.drop_logprob_at is None:
             return made
@@ -112,6 +128,7 @@ def job(
         system_prompt="Be brief.",
         sandbox_template="",
         grader_json="{}",
+        requested=0.0,
         deadline=deadline,
     )
 
@@ -256,6 +273,20 @@ async def test_a_deadline_in_a_later_turn_keeps_what_was_done(engine: ScriptedEn
     result = await act(slow, job([CALL, "Answer: 6"], deadline=0.05), RecordingTools())
     assert result.stop_reason is StopReason.ROLLOUT_TIMEOUT
     assert len(result.turns) == 1
+
+
+async def test_a_deadline_that_our_waiting_used_up_is_never_graded(
+    engine: ScriptedEngine,
+) -> None:
+    slow = Changed(engine, delay_turns=frozenset({1}))
+    late = job([CALL, "Answer: 6"], deadline=100.0)
+    with pytest.raises(DeadlinePassedError, match="deadline passed in turn 1"):
+        await act(slow, late, RecordingTools(), clock=99.95)
+
+
+async def test_an_engine_s_own_timeout_is_no_deadline(engine: ScriptedEngine) -> None:
+    with pytest.raises(EngineError, match="timed out"):
+        await act(Changed(engine, time_out=True), job(["Answer: 6"]), RecordingTools())
 
 
 async def test_a_deadline_before_the_first_turn_is_no_episode(engine: ScriptedEngine) -> None:

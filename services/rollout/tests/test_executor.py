@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -20,15 +20,24 @@ from rollout.adapters import AdapterFolders
 from rollout.agent_loop import ToolCaller, ToolOutcome
 from rollout.consumer import BusBlobFetcher, BusReporter, consume_requests, follow_policies
 from rollout.convert import job_from_proto
-from rollout.engines.base import EngineError, ModelKey, PolicyKey
+from rollout.engines.base import Engine, EngineError, ModelKey, PolicyKey
 from rollout.engines.scripted import ScriptedEngine
-from rollout.executor import Executor, LeaseTimes
-from rollout.failures import RolloutError
+from rollout.executor import OVERRUN_SECONDS, Executor, LeaseTimes
+from rollout.failures import RolloutError, UnknownToolError, failure_of
 from rollout.jobs import RolloutJob
 from rollout.policies import Policies
-from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, Unavailable
+from servicekit.errors import (
+    BY_CODE,
+    FailedPrecondition,
+    HoneError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 from trajectory import convert
-from trajectory.types import FailureKind, Phase, Slot, ToolCall, ToolDefinition
+from trajectory.types import Attribution, FailureKind, Phase, Slot, ToolCall, ToolDefinition
 
 ROLLOUT_ID = "0190b5c2-0000-7000-8000-000000000001"
 CALL = '<tool_call>{"name":"calculator","arguments":{"expression":"2*3"}}</tool_call>'
@@ -68,7 +77,7 @@ class Tools:
 
     async def definitions(self, names: Sequence[str]) -> tuple[ToolDefinition, ...]:
         if set(names) - {"calculator"}:
-            raise InvalidArgument("rollout.tools: no tool named 'x'")
+            raise UnknownToolError("rollout.tools: no tool named 'x'")
         return (ToolDefinition(name="calculator", description="", parameters_json="{}"),)
 
     def caller(
@@ -103,10 +112,13 @@ class Suite:
     folder: Path
     sandboxes: Sandboxes = field(default_factory=Sandboxes)
 
-    async def replica(self, owner: str, tools: Tools, lease: float = 15.0) -> Executor:
+    async def replica(
+        self, owner: str, tools: Tools, lease: float = 15.0,
+        make_engine: Callable[[], Engine] = ScriptedEngine,
+    ) -> Executor:  # fmt: skip
         blobs = await self.bus.blobs()
         policies = Policies(
-            make_engine=ScriptedEngine,
+            make_engine=make_engine,
             resolve=lambda path: self._resolve(path),
             adapters=AdapterFolders(self.folder / owner, BusBlobFetcher(blobs)),
         )
@@ -290,7 +302,9 @@ async def test_replaying_a_request_that_ended_changes_nothing(suite: Suite) -> N
     ("error", "kind", "retryable"),
     [
         (Unavailable("no sandbox service"), FailureKind.SANDBOX, True),
-        (InvalidArgument("template: unknown"), FailureKind.SANDBOX, False),
+        (InvalidArgument("template: unknown"), FailureKind.SANDBOX, True),
+        (Unauthenticated("unknown key"), FailureKind.SANDBOX, True),
+        (PermissionDenied("expired", reason="TOKEN_EXPIRED"), FailureKind.SANDBOX, True),
     ],
 )
 async def test_a_sandbox_that_cannot_be_made(
@@ -300,6 +314,7 @@ async def test_a_sandbox_that_cannot_be_made(
     await (await suite.replica("a", Tools())).execute(suite.job(), 0)
     failed = convert.failure_from_proto((await failure_told(suite)).failure)
     assert (failed.kind, failed.retryable) == (kind, retryable)
+    assert failed.attributable is Attribution.INFRA
     assert failed.detail == error.message
 
 
@@ -323,7 +338,8 @@ async def test_a_missing_model_names_its_path(suite: Suite) -> None:
     missing = run_spec_pb2.ModelSpec(path="missing")
     await (await suite.replica("a", Tools())).execute(suite.job(model=missing), 0)
     failed = convert.failure_from_proto((await failure_told(suite)).failure)
-    assert (failed.kind, failed.retryable) == (FailureKind.ENGINE, False)
+    assert (failed.kind, failed.retryable) == (FailureKind.ENGINE, True)
+    assert failed.attributable is Attribution.INFRA
     assert "'missing' cannot be opened" in failed.detail
 
 
@@ -332,6 +348,102 @@ async def test_an_unknown_tool_format_is_a_bad_task(suite: Suite) -> None:
     await (await suite.replica("a", Tools())).execute(suite.job(rollout=spec), 0)
     failed = convert.failure_from_proto((await failure_told(suite)).failure)
     assert (failed.kind, failed.retryable) == (FailureKind.BAD_TASK, False)
+
+
+@pytest.mark.parametrize("cause", BY_CODE.values())
+@pytest.mark.parametrize(
+    "kind",
+    [k for k in FailureKind if k not in {FailureKind.BAD_TASK, FailureKind.GRADER}],
+)
+def test_only_a_bad_task_is_the_client_s_doing(kind: FailureKind, cause: type[HoneError]) -> None:
+    failed = failure_of(RolloutError(kind, cause("x")))
+    assert (failed.retryable, failed.attributable) == (True, Attribution.INFRA)
+    bad = failure_of(RolloutError(FailureKind.BAD_TASK, cause("x", retryable=True)))
+    assert bad.attributable is Attribution.CLIENT or bad.kind is not FailureKind.BAD_TASK
+
+
+def test_the_agent_s_own_doing_stays_the_workload_s() -> None:
+    error = Unavailable("out of memory", reason="SANDBOX_LOST", attributable="workload")
+    failed = failure_of(RolloutError(FailureKind.TOOL_GATEWAY, error))
+    assert (failed.kind, failed.attributable) == (FailureKind.SANDBOX, Attribution.WORKLOAD)
+
+
+def test_an_engine_that_broke_may_work_elsewhere() -> None:
+    assert failure_of(EngineError("no memory")).retryable
+
+
+async def test_a_missing_adapter_is_this_replica_s_trouble(suite: Suite) -> None:
+    request = suite.request()
+    adapter = request.rollout_requested.adapter
+    adapter.bucket, adapter.name, adapter.sha256 = "b", "adapters/run/v1", "0" * 64
+    await (await suite.replica("a", Tools())).execute(job_from_proto(request), 0)
+    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    assert (failed.kind, failed.retryable) == (FailureKind.ENGINE, True)
+    assert failed.attributable is Attribution.INFRA
+
+
+async def test_an_unknown_tool_is_a_bad_task_and_a_gateway_that_refuses_is_not(
+    suite: Suite,
+) -> None:
+    spec = run_spec_pb2.RolloutSpec(tools=["abacus"])
+    await (await suite.replica("a", Tools())).execute(suite.job(rollout=spec), 0)
+    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    assert (failed.kind, failed.retryable) == (FailureKind.BAD_TASK, False)
+    refused = failure_of(RolloutError(FailureKind.TOOL_GATEWAY, NotFound("no such method")))
+    assert refused.attributable is Attribution.INFRA
+
+
+async def give_up(suite: Suite) -> None:
+    """Ends the attempt as the learner does."""
+    await BusReporter(suite.bus, await suite.bus.blobs(), suite.clock).failed(
+        suite.job(), 0, failure_of(TimeoutError("the learner gave it up"))
+    )
+
+
+async def test_an_attempt_that_the_learner_has_ended_is_not_run(suite: Suite) -> None:
+    await give_up(suite)
+    before = await suite.told()
+    tools = Tools()
+    await (await suite.replica("a", tools)).execute(suite.job(), 0)
+    assert await suite.told() == before
+    assert (tools.calls, suite.sandboxes.made) == (0, [])
+
+
+async def test_an_attempt_that_the_learner_ends_meanwhile_is_not_told_again(suite: Suite) -> None:
+    tools = Tools(hold=asyncio.Event())
+    executor = await suite.replica("a", tools, lease=1e9)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(executor.execute(suite.job(), 0))
+        await tools.reached.wait()
+        await give_up(suite)
+        suite.clock.now += 3600  # Past the stream's own memory of ids.
+        assert tools.hold is not None
+        tools.hold.set()
+    (end,) = await suite.told(*ENDS)
+    assert "the learner gave it up" in end.rollout_failed.failure.detail
+
+
+async def test_whatever_hangs_ends_with_the_deadline(suite: Suite) -> None:
+    job = replace(suite.job(), deadline=suite.clock.now - OVERRUN_SECONDS + 0.01, tools=())
+    hanging = asyncio.Event()
+
+    class Hanging(ScriptedEngine):
+        async def start(self, folder: Path, model: ModelKey) -> None:
+            await hanging.wait()
+
+    executor = await suite.replica("a", Tools(), make_engine=Hanging)
+    await executor.execute(job, 0)
+    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    assert (failed.kind, failed.retryable) == (FailureKind.DEADLINE, True)
+    assert failed.attributable is Attribution.INFRA
+
+
+async def test_a_second_end_is_logged_as_such(
+    suite: Suite, caplog: pytest.LogCaptureFixture
+) -> None:
+    await give_up(suite)
+    await give_up(suite)
+    assert [getattr(record, "duplicate", None) for record in caplog.records] == [True]
 
 
 async def test_a_drained_rollout_is_handed_back(suite: Suite) -> None:

@@ -13,10 +13,16 @@ from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
 
 from rollout.adapters import AdapterFolders
-from rollout.clients import SandboxClient, Tokens, ToolGatewayClient
+from rollout.clients import (
+    REPLY_SECONDS,
+    TOOLS_TIMEOUT_SECONDS,
+    SandboxClient,
+    Tokens,
+    ToolGatewayClient,
+)
 from rollout.engines.base import ModelKey, PolicyKey
 from rollout.engines.scripted import ScriptedEngine
-from rollout.failures import RolloutError
+from rollout.failures import RolloutError, UnknownToolError
 from rollout.jobs import AdapterRef, AgentLimits, RolloutJob
 from rollout.policies import Policies
 from rollout.servicer import RolloutServicer
@@ -41,9 +47,12 @@ class Sandboxes(sandbox_pb2_grpc.SandboxServiceServicer):
     def __init__(self, full: int) -> None:
         self.full = full
         self.epochs: list[int] = []
+        self.expiries: list[float] = []
 
     async def CreateSandbox(self, request: Any, context: Any) -> sandbox_pb2.CreateSandboxResponse:
-        self.epochs.append(require_token(request.rollout_id, "agent").epoch)
+        token = require_token(request.rollout_id, "agent")
+        self.epochs.append(token.epoch)
+        self.expiries.append(token.expires_at)
         if self.full:
             self.full -= 1
             raise ResourceExhausted("no room", retry_after_seconds=0.01)
@@ -57,6 +66,7 @@ class Gateway(tool_gateway_pb2_grpc.ToolGatewayServiceServicer):
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.lists = 0
+        self.expiries: list[float] = []
 
     async def ListTools(self, request: Any, context: Any) -> tool_gateway_pb2.ListToolsResponse:
         self.lists += 1
@@ -66,7 +76,7 @@ class Gateway(tool_gateway_pb2_grpc.ToolGatewayServiceServicer):
         return tool_gateway_pb2.ListToolsResponse(tools=tools[1:])
 
     async def CallTools(self, request: Any, context: Any) -> tool_gateway_pb2.CallToolsResponse:
-        require_token(request.rollout_id, "agent")
+        self.expiries.append(require_token(request.rollout_id, "agent").expires_at)
         if self.error is not None:
             raise self.error
         return tool_gateway_pb2.CallToolsResponse(
@@ -98,6 +108,7 @@ def job() -> RolloutJob:
         system_prompt="",
         sandbox_template="",
         grader_json="{}",
+        requested=0.0,
         deadline=100.0,
     )
 
@@ -152,6 +163,25 @@ async def test_a_full_sandbox_service_is_asked_again(key_file: Path, tokens: Tok
 async def test_room_is_waited_for_within_the_deadline(key_file: Path, tokens: Tokens) -> None:
     with pytest.raises(ResourceExhausted, match="no room"):
         await create(key_file, tokens, Sandboxes(full=10_000), 0.3)
+
+
+async def test_a_token_outlives_the_call_that_it_goes_with(
+    key_file: Path, tokens: Tokens, gateway: Gateway, tools: ToolGatewayClient
+) -> None:
+    sandboxes = Sandboxes(full=0)
+    await create(key_file, tokens, sandboxes, 300)
+    assert sandboxes.expiries[0] >= 300
+    await tools.caller(job(), 1, "sbx", ours).call(0, CALLS)
+    assert gateway.expiries[0] >= TOOLS_TIMEOUT_SECONDS + REPLY_SECONDS
+    ((_, short),) = tokens.metadata(job(), 1, call_seconds=1)
+    assert TokenVerifier(key_file, lambda: 0.0).verify(short).expires_at <= 32
+
+
+async def test_an_unknown_tool_is_told_from_a_gateway_that_refuses(
+    tools: ToolGatewayClient,
+) -> None:
+    with pytest.raises(UnknownToolError, match="no tool named 'z'"):
+        await tools.definitions(["z"])
 
 
 async def ours() -> None:

@@ -4,6 +4,7 @@ Exact by construction: prompts go in as ids, ids and log-probabilities of the pr
 out. An adapter name is never used twice, so no cache of one version serves another.
 """
 
+import asyncio
 import itertools
 import os
 import random
@@ -83,13 +84,15 @@ class VllmEngine:
             enable_log_requests=False,
         )
         try:
-            self._engine = AsyncLLM.from_engine_args(arguments)
+            # Takes half a minute and more: the event loop must go on renewing leases meanwhile.
+            engine = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
             self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError, RuntimeError) as err:
             raise EngineError(
                 f"engine vllm cannot start with model folder {folder}: {err}"
             ) from err
-        self._max_context = int(self._engine.model_config.max_model_len)
+        self._engine = engine
+        self._max_context = int(engine.model_config.max_model_len)
 
     async def load_policy(self, policy: PolicyKey, adapter_dir: Path | None) -> None:
         """Adds the adapter under a name that is new."""

@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 MAX_RETRY_SECONDS = 60.0
 """Longest wait between two attempts in one slot."""
 
+FULL_LOG_SECONDS = 5.0
+"""How often a full log is asked for room."""
+
 MAX_IN_FLIGHT = 128
 """Rollouts that are requested and not ended at once; more would only wait in the queue past their deadline."""
 
@@ -158,6 +161,11 @@ class Collector:
             else:
                 next_retry = min(next_retry, at)
         room = max(0, MAX_IN_FLIGHT - len(ledger.in_flight))
+        if due and room and not await self._log.has_room():
+            log.warning(
+                "the event log is nearly full; no rollouts are requested until there is room"
+            )
+            return now + FULL_LOG_SECONDS
         await asyncio.gather(*(self._request_one(ledger, policy, wanted) for wanted in due[:room]))
         return next_retry
 

@@ -57,6 +57,10 @@ class RunLog(Protocol):
         """Asks for an attempt and returns its new rollout_id."""
         ...
 
+    async def has_room(self) -> bool:
+        """Says whether the log takes further work; beyond its admission limit it only takes results."""
+        ...
+
     async def abandon(self, slot: Slot, rollout_id: str, attempt: int, reason: str) -> None:
         """Ends an attempt that nobody will wait for any longer."""
         ...

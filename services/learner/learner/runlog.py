@@ -43,6 +43,9 @@ FACT_TYPES = (
 DECIDING_CONSUMERS = {"rollout": FailureKind.INTERNAL, "grader": FailureKind.GRADER}
 """Consumers without whom an attempt never ends; what they gave up on is a failure of ours."""
 
+ADMISSION_LIMIT = 0.8
+"""Share of the stream beyond which no rollouts are requested: results of those under way must still fit."""
+
 ENDS = {
     "completed": events_pb2.RUN_END_COMPLETED,
     "stopped": events_pb2.RUN_END_STOPPED,
@@ -196,6 +199,10 @@ class BusRunLog:
                 attempt=wanted.attempt,
             )
         return rollout_id
+
+    async def has_room(self) -> bool:
+        """Says whether the stream is less full than the admission limit."""
+        return (await self._bus.usage()).fraction < ADMISSION_LIMIT
 
     async def abandon(self, slot: Slot, rollout_id: str, attempt: int, reason: str) -> None:
         """Ends an attempt under the id that its executor would use, so that the stream admits one end only."""

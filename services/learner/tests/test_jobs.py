@@ -1,10 +1,11 @@
 """Whole runs over the in-process bus: a scripted world acts and judges, a recording core trains."""
 
 import asyncio
+import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -475,3 +476,32 @@ async def test_evaluation_draws_at_its_own_temperature_and_the_last_policy_is_me
     }
     assert drawn == {t.Phase.EVALUATE: 0.5, t.Phase.TRAIN: 1.0}
     assert sorted({e.slot.step for e in world.requested if e.slot.phase == 3}) == [0, 2]
+
+
+async def test_full_log_takes_no_new_work(tmp_path: Path) -> None:
+    small = MemoryBus(max_bytes=40_000)
+    made = await context(small, spec(max_steps=1, batch_size=8, group_size=16), tmp_path, Report())
+    filler = spec_filler()
+    while (await small.usage()).fraction < 0.8:
+        await small.publish(next(filler))
+    job = asyncio.create_task(GrpoJob(made, RecordingCore({}), TASKS, []).run())
+    async with asyncio.timeout(10):
+        while not any(e.HasField("run_step_planned") for e in await events(small)):
+            await asyncio.sleep(0)
+        for _ in range(200):
+            await asyncio.sleep(0)
+    assert not any(e.HasField("rollout_requested") for e in await events(small))
+    made.stop.set()
+    with pytest.raises(Stopped):
+        await job
+    await small.close()
+
+
+def spec_filler() -> Iterator[events_pb2.Envelope]:
+    for step in itertools.count():
+        yield new_envelope(
+            events_pb2.RunStepTrained(step=step, trained_rollout_ids=["x" * 500]),
+            source="test",
+            run_id="other",
+            clock=time.time,
+        )

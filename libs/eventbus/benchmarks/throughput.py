@@ -130,12 +130,12 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=5000)
     parser.add_argument("--bytes", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", type=Path, help="keep the figures in this file too")
     arguments = parser.parse_args()
     result = asyncio.run(measure(arguments.events, arguments.bytes, arguments.rounds))
     if arguments.json:
-        print(json.dumps({"events": arguments.events, "bytes": arguments.bytes} | result))
-        return
+        kept = {"events": arguments.events, "bytes": arguments.bytes} | result
+        arguments.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(
         f"{arguments.events} events of {arguments.bytes} bytes, median of {arguments.rounds} rounds"
     )

@@ -70,8 +70,8 @@ breaking: setup ## No change that breaks a caller of the last release
 	@$(BIN)/buf breaking protos --against protos/baseline.binpb
 
 .PHONY: stubs
-stubs: setup ## Stubs for another language: make stubs LANG=java|cpp
-	@cd protos && ../$(BIN)/buf generate
+stubs: setup ## Stubs for Java and C++, in protos/gen
+	@cd protos && PATH="$(CURDIR)/$(BIN):$$PATH" buf generate
 
 .PHONY: up down run
 up: setup ## The whole suite on this machine
@@ -79,7 +79,7 @@ up: setup ## The whole suite on this machine
 down: setup ## End the suite that `hone up --detach` started
 	@$(BIN)/hone down
 run: setup ## One service in the foreground: make run SERVICE=grader
-	@$(BIN)/python -m $(SERVICE)
+	$(if $(SERVICE),@$(BIN)/python -m $(SERVICE),$(error say which: make run SERVICE=grader))
 
 .PHONY: bench
 bench: setup ## Benchmarks against peers, as a table and as JSON in bench-out/
@@ -95,6 +95,6 @@ clean: ## Remove what was built
 
 .PHONY: help
 help: ## This list
-	@grep -hE '^[a-z-]+( [a-z-]+)*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+( [a-z0-9-]+)*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 .DEFAULT_GOAL := setup

@@ -85,7 +85,8 @@ def print_outcome(run: learner_pb2.Run) -> None:
     print_metrics(run.metrics)
     out = console()
     out.print(f"run {run.run_id} is complete in {took(run)}; its files are in {run.output_dir}")
-    out.print(f"  hone rollout --run {run.run_id}   lists its rollouts")
+    if run.spec.algorithm != "sft":
+        out.print(f"  hone rollout --run {run.run_id}   lists its rollouts")
     out.print(f"  hone audit {run.run_id}   checks its log")
     if run.spec.algorithm != "evaluate":
         out.print(f"  model.adapter={run.run_id}   starts another run from its weights")

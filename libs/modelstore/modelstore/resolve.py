@@ -55,6 +55,18 @@ def resolve_model(path: str, cache_dir: Path) -> Path:
     return folder.resolve()
 
 
+def check_model(path: str) -> None:
+    """Refuses a model that `resolve_model` would refuse, at once and without converting anything.
+
+    Raises:
+        ModelUnusableError: there is no such model, or the folder lacks a part.
+    """
+    if path.startswith(PACKAGE_PREFIX):
+        _known_package(path.removeprefix(PACKAGE_PREFIX))
+    else:
+        check_model_folder(Path(path).expanduser())
+
+
 def check_model_folder(folder: Path) -> None:
     """Refuses a folder that lacks weights, configuration or tokenizer.
 
@@ -98,13 +110,18 @@ def staged_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _resolve_package(name: str, cache_dir: Path) -> Path:
+def _known_package(name: str) -> tuple[Path, str]:
+    """Returns the file that a package carries and the package's version."""
     packaged = PACKAGED_MODELS.get(name)
     if packaged is None:
         raise ModelUnusableError(
             f"model.path: no packaged model {name!r}; known are {', '.join(_package_names())}"
         )
-    gguf_file, version = _locate(name, packaged)
+    return _locate(name, packaged)
+
+
+def _resolve_package(name: str, cache_dir: Path) -> Path:
+    gguf_file, version = _known_package(name)
     target = cache_dir / f"{name}-{version}"
 
     def convert() -> None:

@@ -42,7 +42,7 @@ _TRAINING_TEXT = (
 )
 
 
-def make_tiny_model(folder: Path, seed: int) -> None:
+def make_tiny_model(folder: Path, seed: int = 0) -> None:
     """Writes model and tokenizer into `folder`, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tiny_tokenizer()

@@ -27,6 +27,7 @@ async def build(app: App[LearnerSettings]) -> None:
     app.on_close(bus.close)
     gateway = connect(resolve("tool_gateway", settings), idempotent_methods=IDEMPOTENT_METHODS)
     app.on_close(gateway.close)
+    tools = ToolCatalogue(gateway)
     store = RunStore(settings.data_dir / "runs")
     datasets = DatasetStore(settings.data_dir / "datasets")
     adapters = AdapterStore(store)
@@ -36,11 +37,13 @@ async def build(app: App[LearnerSettings]) -> None:
         datasets=datasets,
         adapters=adapters,
         make_core=partial(TorchCore, settings=settings),
-        tools=ToolCatalogue(gateway),
+        tools=tools,
         rng=random.Random(),
     )
     manager = RunManager(store, runner.run, runner.announce_end, time.time)
-    servicer = LearnerServicer(manager, store, datasets, adapters, settings.max_dataset_bytes)
+    servicer = LearnerServicer(
+        manager, store, datasets, adapters, tools, settings.max_dataset_bytes
+    )
     learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, app.server)
     app.add_service(learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name)
     app.on_drain(manager.drain)

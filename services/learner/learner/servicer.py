@@ -12,12 +12,14 @@ from learner.convert import progress_to_proto, run_to_proto, step_to_proto
 from learner.datasets import DatasetStore, Kind
 from learner.hub import Progress
 from learner.manager import RunManager
-from learner.runner import check_supported
+from learner.runner import Tools, check_supported
 from learner.runs import Run, RunStore, Step
+from modelstore.resolve import ModelUnusableError, check_model
 from runspec.convert import run_spec_from_proto
 from runspec.problems import SpecError
 from runspec.schema import RunSpec
 from servicekit.errors import InvalidArgument, OutOfRange
+from trajectory.toolformats import TOOL_FORMATS
 
 DEFAULT_PAGE, MAX_PAGE = 50, 500
 
@@ -31,9 +33,11 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         store: RunStore,
         datasets: DatasetStore,
         adapters: AdapterStore,
+        tools: Tools,
         max_dataset_bytes: int,
     ) -> None:
         """Answers for one learner."""
+        self._tools = tools
         self._manager = manager
         self._store = store
         self._datasets = datasets
@@ -69,15 +73,27 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         except SpecError as error:
             raise InvalidArgument(str(error), violations=error.violations()) from error
         check_supported(spec)
-        self._check_inputs(spec)
+        await self._check_inputs(spec)
         spec_json = json_format.MessageToJson(
             request.spec, preserving_proto_field_name=True, indent=None
         )
         run = self._manager.start(spec.name, request.request_id, spec_json)
         return pb.StartRunResponse(run=self._run(run))
 
-    def _check_inputs(self, spec: RunSpec) -> None:
-        """Refuses a run whose data or adapter is not here, before it exists."""
+    async def _check_inputs(self, spec: RunSpec) -> None:
+        """Refuses a run whose model, tools, data or adapter are not here, before it exists."""
+        try:
+            check_model(spec.model.path)
+        except ModelUnusableError as error:
+            violations = {"model.path": "names no usable model"}
+            raise InvalidArgument(str(error), violations=violations) from error
+        if spec.rollout.tool_format not in TOOL_FORMATS:
+            raise InvalidArgument(
+                f"rollout.tool_format: found {spec.rollout.tool_format!r}; "
+                f"one of {', '.join(TOOL_FORMATS)} is right",
+                violations={"rollout.tool_format": "is unknown"},
+            )
+        await self._tools.definitions(spec.rollout.tools)
         self._adapters.resolve(spec.model.adapter)
         if spec.algorithm == "sft":
             self._datasets.sft_rows(spec.data.train)

@@ -25,7 +25,7 @@ from learner.ports import Restored, ScoredRollout, Stopped
 from learner.runlog import BusRunLog
 from runspec.convert import run_spec_to_proto
 from runspec.schema import EvalSpec, RunSpec
-from servicekit.errors import Unavailable
+from servicekit.errors import FailedPrecondition, Unavailable
 from trajectory import convert
 from trajectory import types as t
 
@@ -505,3 +505,17 @@ def spec_filler() -> Iterator[events_pb2.Envelope]:
             run_id="other",
             clock=time.time,
         )
+
+
+async def test_run_of_which_nothing_can_be_carried_out_says_why(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    core = RecordingCore({})
+    made = await context(bus, spec(max_steps=2), tmp_path, Report())
+
+    async def fails() -> None:
+        with pytest.raises(FailedPrecondition, match="none of 4 rollouts could be carried out"):
+            await GrpoJob(made, core, TASKS, []).run()
+
+    await with_world(bus, always("data"), fails())
+    assert core.steps == []

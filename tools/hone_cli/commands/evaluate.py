@@ -14,7 +14,8 @@ def evaluate(
 ) -> None:
     """Measure a policy on the evaluation tasks of RUN.yaml, without training it.
 
-    A file made for `hone train` will do. Add model.adapter=RUN_ID to measure what a run has learnt.
+    A file made for `hone train` will do if its data names eval tasks. Add model.adapter=RUN_ID to measure
+    what a run has learnt.
     """
     start_and_follow(
         "evaluate",

@@ -11,7 +11,7 @@ from learner.facts import RunLog
 from learner.ledger import RetryBudget, StepLedger
 from learner.ports import Stopped
 from runspec.schema import RunSpec
-from servicekit.errors import Unavailable
+from servicekit.errors import FailedPrecondition, Unavailable
 from trajectory.types import Task
 
 
@@ -63,13 +63,19 @@ class JobContext:
 
         Raises:
             Unavailable: more than half of the slots are lost; the run can be resumed.
+            FailedPrecondition: nothing was scored, through faults of the tasks.
         """
+        failures = ledger.failures()
+        if failures and not ledger.scored() and not ledger.lost_to_infrastructure():
+            raise FailedPrecondition(
+                f"none of {len(ledger.slots)} rollouts could be carried out, the last one: "
+                f"{failures[-1].kind}: {failures[-1].detail}"
+            )
         lost = ledger.lost_to_infrastructure()
         if len(lost) * 2 > len(ledger.slots):
             raise Unavailable(
                 f"{len(lost)} of {len(ledger.slots)} rollouts were lost to infrastructure faults in every "
-                f"attempt, the last one: {lost[-1].kind}: {lost[-1].detail}; mend the cause, then resume "
-                "the run: nothing was trained on the rest"
+                f"attempt, the last one: {lost[-1].kind}: {lost[-1].detail}"
             )
 
     def collector(self, tasks: Mapping[str, Task]) -> Collector:

@@ -70,7 +70,7 @@ breaking: setup ## No change that breaks a caller of the last release
 	@$(BIN)/buf breaking protos --against protos/baseline.binpb
 
 .PHONY: stubs
-stubs: setup ## Stubs for Java and C++, in protos/gen
+stubs: setup ## Messages for Java and C++, in protos/gen
 	@cd protos && PATH="$(CURDIR)/$(BIN):$$PATH" buf generate
 
 .PHONY: up down run

@@ -51,6 +51,8 @@ def run_spec_from_proto(message: run_spec_pb2.RunSpec) -> RunSpec:
 def _grader_from(text: str) -> dict[str, Any]:
     try:
         grader = json.loads(text)
+    except RecursionError:
+        raise SpecError([Problem(field="grader", message="is nested too deeply")]) from None
     except json.JSONDecodeError as error:
         raise SpecError([Problem(field="grader", message=f"is not JSON: {error}")]) from error
     if not isinstance(grader, dict):

@@ -1,6 +1,7 @@
 """Splits JSONL bytes into objects, with a problem for every line that is none."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,7 +37,16 @@ def read_rows(data: bytes, source: str) -> Iterator[Row]:
 def _row(line: int, raw: bytes) -> Row:
     try:
         value = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+            raw.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+        )
+        # An escape such as backslash-ud800 is JSON but no text that could be sent on.
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        return Row(
+            line=line, value={}, error=f"holds half of a character ({error.object[error.start]!a})"
         )
     except UnicodeDecodeError as error:
         return Row(line=line, value={}, error=f"is not UTF-8 (byte {error.start} of the line)")
@@ -62,3 +72,10 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _no_constant(text: str) -> object:
     raise ValueError(f"has {text}, which is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"holds the number {text[:40]}, which is too large")
+    return value

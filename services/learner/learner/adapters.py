@@ -29,11 +29,18 @@ class AdapterStore:
             return None
         is_path = "/" in name or name.startswith(".")
         folder = Path(name) if is_path else self.folder(name)
-        if not (folder / CONFIG).is_file():
-            what = f"folder {folder}" if is_path else f"run {name}"
+        if not _is_file(folder / CONFIG):
+            what = f"folder {str(folder)[:200]}" if is_path else f"run {name}"
             raise NotFound(
                 f"model.adapter: {what} holds no {CONFIG}; name a run that is complete, or a folder "
                 "as peft writes it",
                 violations={"model.adapter": "names no adapter"},
             )
         return folder
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file system takes
+        return False

@@ -148,23 +148,32 @@ class RunManager:
     def resume_interrupted(self) -> None:
         """Goes on with the run that was going when the process ended."""
         for run in self._store.all():
-            if run.state is not RunState.RUNNING:
-                continue
-            if self._active is not None:
-                detail = f"run {self._active[0]} has the learner; resume this one after it"
-                self._store.save(ended(run, RunState.STOPPED, at=self._clock(), detail=detail))
-            elif run.starts_without_step >= MAX_STARTS_WITHOUT_STEP:
-                detail = (
-                    f"the learner ended {run.starts_without_step} times in step {run.step} of this run; "
-                    "its log says why"
+            try:
+                if run.state is RunState.RUNNING:
+                    self._resume_interrupted(run)
+            except OSError as error:
+                log.error(
+                    "the run waits for `hone train --resume`: %s",
+                    self._store.explain(error),
+                    extra={"run_id": run.run_id},
                 )
-                log.error("run given up: %s", detail, extra={"run_id": run.run_id})
-                self._store.save(ended(run, RunState.FAILED, at=self._clock(), detail=detail))
-            else:
-                log.info("resuming the run that was going", extra={"run_id": run.run_id})
-                again = replace(run, starts_without_step=run.starts_without_step + 1)
-                self._store.save(again)
-                self._launch(again)
+
+    def _resume_interrupted(self, run: Run) -> None:
+        if self._active is not None:
+            detail = f"run {self._active[0]} has the learner; resume this one after it"
+            self._store.save(ended(run, RunState.STOPPED, at=self._clock(), detail=detail))
+        elif run.starts_without_step >= MAX_STARTS_WITHOUT_STEP:
+            detail = (
+                f"the learner ended {run.starts_without_step} times in step {run.step} of this run; "
+                "its log says why"
+            )
+            log.error("run given up: %s", detail, extra={"run_id": run.run_id})
+            self._store.save(ended(run, RunState.FAILED, at=self._clock(), detail=detail))
+        else:
+            log.info("resuming the run that was going", extra={"run_id": run.run_id})
+            again = replace(run, starts_without_step=run.starts_without_step + 1)
+            self._store.save(again)
+            self._launch(again)
 
     async def drain(self) -> None:
         """Ends work under way at the next safe point; the run stays running on disk and goes on at the next start."""
@@ -224,17 +233,29 @@ class RunManager:
         except (
             Exception
         ) as error:  # the run's boundary: whatever it was, the run says so and can be resumed
-            detail = error.message if isinstance(error, HoneError) else str(error)
-            detail = detail or type(error).__name__
+            detail = self._say(error)
             log.exception("run failed", extra={"run_id": run.run_id})
             final = ended(reporter.run, RunState.FAILED, at=self._clock(), detail=detail)
         try:
             await self._tell_end(final)
             self._store.save(final)
+        except OSError as error:
+            log.error(
+                "the end of the run could not be written: %s",
+                self._store.explain(error),
+                extra={"run_id": run.run_id},
+            )
         finally:
             # Only now can another run start: nothing of this one is still to be written.
             self._active = None
             hub.changed(final)
+
+    def _say(self, error: Exception) -> str:
+        """Returns one sentence for people."""
+        if isinstance(error, OSError):
+            return self._store.explain(error)
+        text = error.message if isinstance(error, HoneError) else str(error)
+        return text or type(error).__name__
 
     async def _tell_end(self, final: Run) -> None:
         """Tells the log before the file says so; if the log is away the run still ends."""

@@ -1,5 +1,6 @@
 """Runs on disk: one folder each, with what it should do, where it stands, and its figures."""
 
+import errno
 import json
 import os
 import re
@@ -72,6 +73,12 @@ class RunStore:
             )
         return self._folder / run_id
 
+    def explain(self, error: OSError) -> str:
+        """Returns what went wrong with the disk, naming the folder where it is known."""
+        where = error.filename or self._folder
+        remedy = "; free space there, then resume the run" if error.errno == errno.ENOSPC else ""
+        return f"{where}: {error.strerror or error}{remedy}"
+
     def save(self, run: Run) -> None:
         """Writes the run's state."""
         folder = self.folder(run.run_id)
@@ -104,8 +111,10 @@ class RunStore:
             "time": step.end_time,
             **step.metrics,
         }
-        with (self.folder(run_id) / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        path = self.folder(run_id) / "metrics.jsonl"
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")
+        with path.open("a", encoding="utf-8") as file:
+            file.write(("\n" if torn else "") + json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -136,8 +145,12 @@ def ended(run: Run, state: RunState, *, at: float, detail: str = "") -> Run:
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file so that a reader or a crash sees the old content or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

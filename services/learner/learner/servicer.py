@@ -1,5 +1,6 @@
 """The learner's gRPC face: thin, over the run manager and the data sets."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from learner.manager import RunManager
 from learner.runner import Tools, check_supported
 from learner.runs import Run, RunStore, Step
 from modelstore.resolve import ModelUnusableError, check_model
-from runspec.convert import run_spec_from_proto
+from runspec.convert import run_spec_from_proto, run_spec_to_proto
 from runspec.problems import SpecError
 from runspec.schema import RunSpec
 from servicekit.errors import InvalidArgument, OutOfRange
@@ -63,7 +64,8 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
                 violations={"kind": "is required"},
             )
         name: Kind = "tasks" if kind == pb.DATASET_KIND_TASKS else "sft"
-        dataset_id, count = self._datasets.store(name, bytes(content))
+        # Large sets take seconds to read; other calls go on meanwhile.
+        dataset_id, count = await asyncio.to_thread(self._datasets.store, name, bytes(content))
         return pb.UploadDatasetResponse(dataset_id=dataset_id, row_count=count)
 
     async def StartRun(self, request: pb.StartRunRequest, context: Any) -> pb.StartRunResponse:
@@ -75,7 +77,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         check_supported(spec)
         await self._check_inputs(spec)
         spec_json = json_format.MessageToJson(
-            request.spec, preserving_proto_field_name=True, indent=None
+            run_spec_to_proto(spec), preserving_proto_field_name=True, indent=None
         )
         run = self._manager.start(spec.name, request.request_id, spec_json)
         return pb.StartRunResponse(run=self._run(run))
@@ -95,6 +97,9 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             )
         await self._tools.definitions(spec.rollout.tools)
         self._adapters.resolve(spec.model.adapter)
+        await asyncio.to_thread(self._check_data, spec)
+
+    def _check_data(self, spec: RunSpec) -> None:
         if spec.algorithm == "sft":
             self._datasets.sft_rows(spec.data.train)
         elif spec.algorithm == "grpo":

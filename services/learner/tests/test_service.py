@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from hone.common.v1 import run_spec_pb2
 from hone.learner.v1 import learner_pb2 as pb
 from hone.learner.v1 import learner_pb2_grpc
 
@@ -17,7 +18,7 @@ from learner.adapters import AdapterStore
 from learner.datasets import DatasetStore
 from learner.manager import RunManager, RunReporter
 from learner.ports import Stopped
-from learner.runs import Run, RunState, RunStore, Step
+from learner.runs import Run, RunState, RunStore, Step, write_atomically
 from learner.servicer import LearnerServicer
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec
@@ -281,3 +282,38 @@ def test_metrics_file_survives_repetition_and_a_torn_line(tmp_path: Path) -> Non
     with (tmp_path / "run-1" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "pol')
     assert [step.step for step in store.steps("run-1")] == [0, 1]
+
+
+async def test_spec_with_only_what_is_needed_runs_with_the_defaults(
+    stub: Any, learner: Learner
+) -> None:
+    data = (await upload(stub, json.dumps(ROW).encode())).dataset_id
+    bare = run_spec_pb2.RunSpec(
+        algorithm="grpo", train_dataset_id=data, grader_json='{"type": "answer"}'
+    )
+    bare.model.path = MODEL
+    request = pb.StartRunRequest(request_id=str(uuid.uuid4()), spec=bare)
+    run = (await stub.StartRun(request)).run
+    assert run.spec.rollout.timeout.seconds == 300
+    assert run.spec.train.max_steps == 10
+
+
+async def test_rows_that_could_not_be_sent_on_are_refused(stub: Any) -> None:
+    for bad in ('{"prompt": "a", "answer": "\\ud800"}', '{"prompt": "a", "answer": 1e999}'):
+        with pytest.raises(InvalidArgument, match="holds"):
+            await upload(stub, bad.encode())
+
+
+def test_state_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(OSError):
+        write_atomically(tmp_path / "run.json", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_step_after_a_torn_line_is_kept(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1" / "metrics.jsonl").write_text('{"step": 0, "pol')
+    store.append_step("run-1", Step(step=1, policy_version=1, end_time=0.0, metrics={}))
+    assert [step.step for step in store.steps("run-1")] == [1]

@@ -17,6 +17,8 @@ def test_good_arguments_are_read() -> None:
         ("{'expression': '1'}", "invalid_json", "not valid JSON"),
         ('{"expression": NaN}', "invalid_json", "NaN is not JSON"),
         ("[" * 100_000, "invalid_json", "not valid JSON"),
+        ('{"expression": "\\ud800"}', "invalid_json", "\\ud800) is no character"),
+        ('{"\\udfff": "1"}', "invalid_json", "is no character"),
         ("", "invalid_arguments", "'expression' is a required property"),
         ("[]", "invalid_arguments", "[] is not of type 'object'"),
         ('{"expression": 5}', "invalid_arguments", "expression: 5 is not of type 'string'"),

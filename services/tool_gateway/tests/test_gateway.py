@@ -27,6 +27,7 @@ class Recorded:
         self.gate = asyncio.Event()
         self.gate.set()
         self.lost = False
+        self.broken = False
 
     @property
     def spec(self) -> ToolSpec:
@@ -43,6 +44,8 @@ class Recorded:
         await self.gate.wait()
         if self.lost:
             raise Unavailable("gone", reason="SANDBOX_LOST")
+        if self.broken:
+            raise OverflowError("unforeseen")
         return ToolOutput(content=f"done {site.tool_call_id}")
 
 
@@ -242,3 +245,23 @@ async def test_span_per_call_under_the_callers(
     span = named["execute_tool calculator"]
     assert span.parent is not None and span.parent.span_id == parent.get_span_context().span_id
     assert span.attributes is not None and span.attributes["gen_ai.tool.call.id"] == "c1"
+
+
+async def test_an_unforeseen_error_of_an_in_process_tool_is_a_result(
+    make_gateway: MakeGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = Recorded("free", side_by_side=True)
+    free.broken = True
+    (result,) = await make_gateway(free).call(_turn(), [_call("free")])
+    assert result.error_kind == "tool_error"
+    assert result.content == "Error: free could not handle these arguments."
+    assert "unforeseen" in caplog.text
+
+
+async def test_an_unforeseen_error_on_the_way_to_a_sandbox_is_raised(
+    make_gateway: MakeGateway,
+) -> None:
+    box = Recorded("box", side_by_side=False)
+    box.broken = True
+    with pytest.raises(OverflowError):
+        await make_gateway(box).call(_turn(), [_call("box")])

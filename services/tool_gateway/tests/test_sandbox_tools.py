@@ -85,3 +85,14 @@ def test_long_output_keeps_head_and_tail_within_the_limit(text: str) -> None:
     assert len(clipped.encode()) <= MAX_CONTENT_BYTES
     assert clipped[:5] == text[:5] and clipped[-5:] == text[-5:]
     assert ("left out" in clipped) == (len(text.encode()) > MAX_CONTENT_BYTES)
+
+
+@pytest.mark.parametrize(("make", "name"), [(PythonTool, "code"), (ShellTool, "command")])
+async def test_nul_is_refused_before_a_command_is_made(
+    make: type[PythonTool] | type[ShellTool], name: str
+) -> None:
+    sandbox = OneAnswer(Ended(termination=Termination.EXITED))
+    output = await make(sandbox).run({name: "a\0b"}, SITE)
+    assert output.error_kind == "tool_error"
+    assert output.content.startswith(f"Error: {name} contains a NUL")
+    assert sandbox.commands == []

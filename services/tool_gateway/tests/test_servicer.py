@@ -35,7 +35,7 @@ from servicekit.testing import running_server
 from servicekit.tokens import TokenMinter, TokenVerifier, current_token, generate_key_file
 from tool_gateway.announcer import Announcer
 from tool_gateway.clients import GrpcSandbox
-from tool_gateway.gateway import Gateway
+from tool_gateway.gateway import CallFact, Gateway
 from tool_gateway.ledger import CallLedger
 from tool_gateway.servicer import ToolGatewayServicer
 from tool_gateway.tools.table import TOOLS, make_tools
@@ -214,3 +214,28 @@ async def test_calls_go_on_when_the_event_log_takes_nothing(world: World) -> Non
     response = await world.call(*calls)
     assert [r.content for r in response.results] == ["0", "1", "2", "3", "4"]
     assert world.announcer.dropped_count == 3
+
+
+async def test_a_run_id_that_no_subject_can_hold_is_refused(world: World) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await world.call(run_id="run.*.>")
+    assert list(caught.value.violations) == ["run_id"]
+
+
+async def test_one_event_that_cannot_be_made_does_not_end_the_announcer(world: World) -> None:
+    running = asyncio.create_task(world.announcer.run())
+    for run_id in ("run.*.>", "run_1"):
+        world.announcer.announce(
+            CallFact(
+                rollout_id=ROLLOUT_ID,
+                run_id=run_id,
+                epoch=1,
+                tool_call_id="c1",
+                tool_name="calculator",
+                error_kind="",
+                duration_seconds=0.1,
+            )
+        )
+    await world.announcer.drain()
+    await running
+    assert world.announcer.dropped_count == 1

@@ -54,16 +54,16 @@ class Announcer:
         await self._waiting.put(None)
 
     async def _publish(self, fact: CallFact, context: Context) -> None:
-        envelope = new_envelope(
-            fact_to_event(fact),
-            source="tool_gateway",
-            run_id=fact.run_id,
-            rollout_id=fact.rollout_id,
-            epoch=fact.epoch,
-            clock=self._clock,
-        )
         mark = otel_context.attach(context)
         try:
+            envelope = new_envelope(
+                fact_to_event(fact),
+                source="tool_gateway",
+                run_id=fact.run_id,
+                rollout_id=fact.rollout_id,
+                epoch=fact.epoch,
+                clock=self._clock,
+            )
             await self._bus.publish(envelope)
         except HoneError as err:
             self.dropped_count += 1

@@ -65,9 +65,14 @@ class ArgumentReader:
                 f"Error: the arguments have {len(arguments_json)} characters; at most {MAX_JSON} are allowed.",
             )
         try:
-            return json.loads(arguments_json.strip() or "{}", parse_constant=_refuse_constant)
+            values = json.loads(arguments_json.strip() or "{}", parse_constant=_refuse_constant)
+            # An escape such as \ud800 alone is JSON's grammar but no text: nothing could send it on.
+            json.dumps(values, ensure_ascii=False).encode()
+            return values
         except json.JSONDecodeError as err:
             where = f"{err.msg} at line {err.lineno} column {err.colno}"
+        except UnicodeEncodeError as err:
+            where = f"half a surrogate pair (\\u{ord(err.object[err.start]):04x}) is no character"
         except (ValueError, RecursionError) as err:
             where = str(err) or type(err).__name__
         raise BadArguments(

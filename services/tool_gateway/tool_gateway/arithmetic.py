@@ -8,6 +8,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 MAX_CHARACTERS = 1000
@@ -32,7 +33,8 @@ _SIGNS = {
 }  # fmt: skip
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _PERCENT = re.compile(r"(?<=[\d)])%(?=\s*(?:[-+*/)]|$))")
-_TIMES = re.compile(r"(?<=[\d)])\s*[xX]\s*(?=[\d(])")
+# 12x3 is a product; 0x10 is a hexadecimal number.
+_TIMES = re.compile(r"(?<=[\d)])(?!(?<=(?<![\w.])0)[xX]\d)\s*[xX]\s*(?=[\d(])")
 
 
 def evaluate(expression: str) -> Value:
@@ -69,7 +71,16 @@ def show(value: Value) -> str:
     if 1e-4 <= abs(value) < 1e15:
         places = max(1, SIGNIFICANT_DIGITS - len(str(abs(int(value)))) * (abs(value) >= 1))
         return _with_point(round(value * 10**places), places)
-    return f"{float(value):.{SIGNIFICANT_DIGITS}g}"
+    if value == 0 or 1e-300 < abs(value) < 1e300:
+        return f"{float(value):.{SIGNIFICANT_DIGITS}g}"
+    return _beyond_float(value)
+
+
+def _beyond_float(value: Fraction) -> str:
+    with localcontext() as context:
+        context.prec = SIGNIFICANT_DIGITS
+        rounded = Decimal(value.numerator) / Decimal(value.denominator)
+        return f"{rounded.normalize():e}"
 
 
 def _prepare(expression: str) -> str:
@@ -142,7 +153,7 @@ class _Evaluation:
             raise ArithmeticProblem(f"{name} needs a number")
         try:
             return _bounded(function(arguments))
-        except (TypeError, IndexError, ValueError, OverflowError) as err:
+        except (TypeError, IndexError, ValueError, ArithmeticError) as err:
             raise ArithmeticProblem(f"{name} cannot take these arguments: {err}") from err
 
 
@@ -155,8 +166,12 @@ def _operate(operator: ast.operator, left: Value, right: Value) -> Value:
     if operation is None:
         raise ArithmeticProblem("only + - * / // % and ** are allowed")
     try:
-        return _bounded(operation(left, right))
-    except OverflowError as err:
+        if isinstance(left, float) is isinstance(right, float):
+            return _bounded(operation(left, right))
+        # A fraction may lie beyond what a float holds, so only the result becomes one.
+        exact = operation(Fraction(left), Fraction(right))
+        return _bounded(exact if isinstance(operator, ast.FloorDiv) else float(exact))
+    except ArithmeticError as err:
         raise ArithmeticProblem("the result is too large") from err
 
 

@@ -7,6 +7,7 @@ from hone.events.v1 import events_pb2
 from hone.sandbox.v1 import sandbox_pb2
 from hone.tool_gateway.v1 import tool_gateway_pb2
 
+from eventbus.subjects import check_run_id
 from servicekit.errors import InvalidArgument, Unavailable
 from tool_gateway.gateway import CallFact, CallResult, Turn
 from tool_gateway.sandboxes import Command, Ended, Termination
@@ -28,10 +29,15 @@ def turn_from_proto(request: tool_gateway_pb2.CallToolsRequest, epoch: int) -> T
     Raises:
         InvalidArgument: a field is missing or out of range.
     """
-    violations = {}
+    violations: dict[str, str] = {}
     for field in ("rollout_id", "run_id"):
         if not getattr(request, field):
             violations[field] = "is required"
+    if request.run_id:
+        try:
+            check_run_id(request.run_id)
+        except InvalidArgument as err:
+            violations.update(err.violations)
     timeout = DEFAULT_TIMEOUT_SECONDS
     if request.HasField("timeout"):
         timeout = duration_from_proto(request.timeout)

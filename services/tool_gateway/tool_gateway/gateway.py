@@ -5,6 +5,7 @@ A call that the model got wrong is a result; a fault of ours is raised, so that 
 
 import asyncio
 import difflib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,8 @@ from tool_gateway.ledger import CallLedger
 from tool_gateway.output import clip
 from tool_gateway.tools.base import TOOL_ERROR, TOOL_TIMEOUT, CallSite, Tool, ToolOutput
 from trajectory.types import ToolCall
+
+_LOG = logging.getLogger("hone.tool_gateway")
 
 UNKNOWN_TOOL = "unknown_tool"
 NEEDS_SANDBOX = "this tool needs a sandbox and the rollout has none"
@@ -182,7 +185,9 @@ class Gateway:
             tool_call_id=call.tool_call_id,
             timeout_seconds=left,
         )
-        return await tool.run(arguments, site)
+        if not tool.spec.side_by_side:
+            return await tool.run(arguments, site)
+        return await _run_in_process(tool, arguments, site)
 
     def _unknown(self, turn: Turn, call: ToolCall) -> ToolOutput:
         allowed = sorted(name for name in turn.allowed_tools if name in self._tools)
@@ -206,4 +211,28 @@ class Gateway:
                 attributes.ROLLOUT_ID: turn.rollout_id,
                 attributes.TURN: turn.turn,
             },
+        )
+
+
+async def _run_in_process(
+    tool: Tool, arguments: Mapping[str, object], site: CallSite
+) -> ToolOutput:
+    """Run a tool that needs nothing but its arguments."""
+    try:
+        return await tool.run(arguments, site)
+    except HoneError:
+        raise
+    # Deliberately broad: with only the arguments to fail on, trying the rollout again would fail again.
+    except Exception:
+        _LOG.exception(
+            "tool failed on its arguments",
+            extra={
+                "tool_name": tool.spec.name,
+                "rollout_id": site.rollout_id,
+                "tool_call_id": site.tool_call_id,
+            },
+        )
+        return ToolOutput(
+            content=f"Error: {tool.spec.name} could not handle these arguments.",
+            error_kind=TOOL_ERROR,
         )

@@ -79,6 +79,14 @@ def tell(ended: Ended, command: Command, *, silent: str) -> ToolOutput:
     return ToolOutput(content=clip(content or silent), error_kind=kind)
 
 
+def with_nul(parameter: str) -> ToolOutput:
+    """Return what the model is told about an argument that no program can be given."""
+    return ToolOutput(
+        content=f"Error: {parameter} contains a NUL character (\\u0000); leave it out.",
+        error_kind=TOOL_ERROR,
+    )
+
+
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace").replace("\x00", "\ufffd").rstrip()
 

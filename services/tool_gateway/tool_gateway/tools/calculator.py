@@ -25,5 +25,5 @@ class Calculator:
         """Evaluate the expression; a problem with it is text for the model."""
         try:
             return ToolOutput(content=show(evaluate(str(arguments["expression"]))))
-        except ArithmeticProblem as problem:
+        except (ArithmeticProblem, ArithmeticError, ValueError) as problem:
             return ToolOutput(content=f"Error: {problem}", error_kind=TOOL_ERROR)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tool_gateway.sandboxes import Command, Sandbox, tell
+from tool_gateway.sandboxes import Command, Sandbox, tell, with_nul
 from tool_gateway.tools.base import CallSite, ToolOutput, ToolSpec, one_text_parameter
 
 MAX_CODE = 32_000
@@ -33,11 +33,14 @@ class PythonTool:
 
     async def run(self, arguments: Mapping[str, object], site: CallSite) -> ToolOutput:
         """Run the program."""
+        code = str(arguments["code"])
+        if "\0" in code:
+            return with_nul("code")
         command = Command(
             rollout_id=site.rollout_id,
             sandbox_id=site.sandbox_id,
             exec_id=site.tool_call_id,
-            argv=("python3", "-c", str(arguments["code"])),
+            argv=("python3", "-c", code),
             timeout_seconds=site.timeout_seconds,
         )
         ended = await self._sandbox.exec(command)

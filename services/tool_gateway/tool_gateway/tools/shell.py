@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tool_gateway.sandboxes import Command, Sandbox, tell
+from tool_gateway.sandboxes import Command, Sandbox, tell, with_nul
 from tool_gateway.tools.base import CallSite, ToolOutput, ToolSpec, one_text_parameter
 
 MAX_COMMAND = 32_000
@@ -31,11 +31,14 @@ class ShellTool:
 
     async def run(self, arguments: Mapping[str, object], site: CallSite) -> ToolOutput:
         """Run the command."""
+        line = str(arguments["command"])
+        if "\0" in line:
+            return with_nul("command")
         command = Command(
             rollout_id=site.rollout_id,
             sandbox_id=site.sandbox_id,
             exec_id=site.tool_call_id,
-            argv=("/bin/sh", "-c", str(arguments["command"])),
+            argv=("/bin/sh", "-c", line),
             timeout_seconds=site.timeout_seconds,
         )
         ended = await self._sandbox.exec(command)

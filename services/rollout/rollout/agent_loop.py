@@ -39,6 +39,10 @@ from trajectory.types import (
 MAX_ERROR_CHARACTERS = 300
 """Of what the model is told about a malformed call."""
 
+MAX_CALLS = 64
+"""Of one turn, well-formed ones; the tool gateway takes no more."""
+
+TOO_MANY_CALLS = "too_many_calls"
 
 OWN_SHARE = 0.8
 """Of the time budget: from here on it was the agent that used it up, not the wait for us."""
@@ -318,13 +322,14 @@ class AgentLoop:
     async def _call_tools(
         self, turn: int, parsed: ParsedTurn, calls: Sequence[ToolCall]
     ) -> tuple[ToolCallRecord, ...]:
-        """Runs the well-formed calls and answers the malformed ones, in the order of the text."""
+        """Runs the well-formed calls that a turn may have and answers the others, in order."""
         good = [
             call
             for call, read in zip(calls, parsed.calls, strict=True)
             if isinstance(read, ParsedCall)
         ]
-        outcomes = iter(await self._caller.call(turn, good) if good else ())
+        ran = await self._caller.call(turn, good[:MAX_CALLS]) if good else ()
+        outcomes = iter([*ran, *[_one_too_many(len(good))] * (len(good) - MAX_CALLS)])
         records = []
         for call, read in zip(calls, parsed.calls, strict=True):
             if isinstance(read, CallError):
@@ -371,6 +376,13 @@ def _tool_message(record: ToolCallRecord) -> ChatMessage:
         content=(record.result,),
         tool_call_id=record.call.tool_call_id,
         name=record.call.name,
+    )
+
+
+def _one_too_many(count: int) -> ToolOutcome:
+    return ToolOutcome(
+        content=f"Error: not run: at most {MAX_CALLS} calls per turn, found {count}.",
+        error_kind=TOO_MANY_CALLS,
     )
 
 

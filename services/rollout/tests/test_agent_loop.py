@@ -219,6 +219,17 @@ async def test_results_keep_the_order_of_good_and_bad_calls(engine: ScriptedEngi
     assert "no tool named 'abacus'" in result.turns[0].tool_calls[0].result
 
 
+async def test_calls_beyond_what_a_turn_may_have_are_answered_and_not_run(
+    engine: ScriptedEngine,
+) -> None:
+    tools = RecordingTools()
+    result = await act(engine, job([CALL * 70, "Answer: 6"], max_new=10_000), tools)
+    assert len(tools.calls) == 64
+    records = result.turns[0].tool_calls
+    assert [r.error_kind for r in records] == [""] * 64 + ["too_many_calls"] * 6
+    assert "at most 64 calls per turn, found 70" in records[-1].result
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

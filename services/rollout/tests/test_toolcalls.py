@@ -116,3 +116,29 @@ def test_tool_types_come_from_the_schema() -> None:
     schema = {"type": "object", "properties": {"days": {"type": "integer"}, "any": {}}}
     tool = ToolDefinition(name="f", description="", parameters_json=json.dumps(schema))
     assert tool_types((tool,)) == {"f": {"days": "integer", "any": ""}}
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        (
+            "hermes",
+            '<tool_call>{"name":"calc","arguments":{"expression":"\\ud800"}}</tool_call>',
+        ),
+        ("hermes", '<tool_call>{"name":"\\ud800","arguments":{}}</tool_call>'),
+        ("llama3_json", '{"name":"calc","parameters":{"expression":"\\ud800"}}'),
+        ("pythonic", '[calc(expression="\\ud800")]'),
+        (
+            "openai_json",
+            '{"role":"assistant","content":"\\ud800","tool_calls":'
+            '[{"function":{"name":"calc","arguments":{"expression":"\\udc00"}}}]}',
+        ),
+    ],
+)
+def test_half_a_surrogate_pair_is_a_malformed_call(tool_format: str, text: str) -> None:
+    turn = make_parser(tool_format).parse(text, None)
+    (error,) = turn.calls
+    assert isinstance(error, CallError)
+    assert error.kind.value == "invalid_json"
+    for said in (turn.content, error.name, error.detail, error.raw):
+        said.encode()

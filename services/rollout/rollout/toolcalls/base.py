@@ -102,10 +102,11 @@ def checked_call(name: Any, arguments: Any, tools: ToolTypes | None) -> ParsedCa
     """Checks a decoded call.
 
     Raises:
-        CallProblem: no name, an unknown tool, or arguments that are no object.
+        CallProblem: no name, an unknown tool, arguments that are no object, or text that is not Unicode.
     """
     if not isinstance(name, str) or not name:
         raise CallProblem(CallErrorKind.MISSING_NAME, 'a call needs a non-empty "name"')
+    _check_text(name)
     if tools is not None and name not in tools:
         known = ", ".join(sorted(tools)) or "none"
         raise CallProblem(
@@ -118,7 +119,12 @@ def checked_call(name: Any, arguments: Any, tools: ToolTypes | None) -> ParsedCa
             f"arguments must be a JSON object, found {found}",
             name,
         )
-    return ParsedCall(name=name, arguments_json=json.dumps(arguments, ensure_ascii=False))
+    try:
+        arguments_json = json.dumps(arguments, ensure_ascii=False)
+    except (ValueError, RecursionError) as error:  # Too many digits or levels.
+        raise CallProblem(CallErrorKind.INVALID_JSON, f"arguments: {error}", name) from error
+    _check_text(arguments_json, name)
+    return ParsedCall(name=name, arguments_json=arguments_json)
 
 
 def attempt(make: Callable[[], ParsedCall], raw: str) -> ParsedCall | CallError:
@@ -126,7 +132,17 @@ def attempt(make: Callable[[], ParsedCall], raw: str) -> ParsedCall | CallError:
     try:
         return make()
     except CallProblem as problem:
-        return CallError(kind=problem.kind, detail=problem.detail, raw=raw, name=problem.name)
+        return CallError(
+            kind=problem.kind,
+            detail=escaped(problem.detail),
+            raw=raw,
+            name=escaped(problem.name),
+        )
+
+
+def escaped(text: str) -> str:
+    """Returns text that has UTF-8: half a surrogate pair is written out as its escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
@@ -157,6 +173,17 @@ def next_of(text: str, start: int, *markers: str) -> tuple[int, str] | None:
     """Finds the first of several markers at or after `start`."""
     found = [(at, marker) for marker in markers if (at := text.find(marker, start)) >= 0]
     return min(found) if found else None
+
+
+def _check_text(text: str, name: str = "") -> None:
+    """Refuses half a surrogate pair: JSON can escape it, but it is no character and has no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"\\u{ord(text[error.start]):04x}"
+        raise CallProblem(
+            CallErrorKind.INVALID_JSON, f"{found} is half a surrogate pair, no character", name
+        ) from error
 
 
 def _refuse_constant(name: str) -> NoReturn:

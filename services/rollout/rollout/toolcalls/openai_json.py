@@ -13,6 +13,7 @@ from rollout.toolcalls.base import (
     attempt,
     checked_call,
     decode_prefix,
+    escaped,
     split_reasoning,
 )
 
@@ -31,14 +32,13 @@ class OpenAIJsonParser:
             )
         message = decoded[0]
         said = message.get("content")
+        said = escaped(said) if isinstance(said, str) else None
         items = message.get("tool_calls")
         if not isinstance(items, list):
-            content = said if isinstance(said, str) and "role" in message else source
+            content = said if said is not None and "role" in message else source
             return ParsedTurn(content=content, reasoning=reasoning)
         calls = tuple(attempt(partial(_read, item, tools), repr(item)) for item in items)
-        return ParsedTurn(
-            content=said if isinstance(said, str) else "", reasoning=reasoning, calls=calls
-        )
+        return ParsedTurn(content=said or "", reasoning=reasoning, calls=calls)
 
 
 def _broken(source: str, cut: bool) -> tuple[CallError, ...]:

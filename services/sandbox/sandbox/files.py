@@ -19,6 +19,9 @@ from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, No
 MAX_READ_BYTES = 3 * 1024 * 1024
 """Most that one read returns; fits a gRPC message."""
 
+MAX_SHOWN_CHARACTERS = 200
+"""Of a path in an error message."""
+
 _RESOLVE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
 
 
@@ -45,7 +48,7 @@ class BoxFiles:
             size = os.fstat(descriptor).st_size
             if not max_bytes and size - offset_bytes > MAX_READ_BYTES:
                 raise OutOfRange(
-                    f"{path}: {size} bytes from {offset_bytes} on are more than {MAX_READ_BYTES}; "
+                    f"{shown(path)}: {size} bytes from {offset_bytes} on are more than {MAX_READ_BYTES}; "
                     "read it in parts with offset_bytes and max_bytes"
                 )
             wanted = min(max_bytes or MAX_READ_BYTES, MAX_READ_BYTES)
@@ -100,7 +103,7 @@ class BoxFiles:
         if not stat.S_ISREG(status.st_mode) or status.st_dev not in self._devices:
             os.close(descriptor)
             raise InvalidArgument(
-                f"{path}: is {_kind(status.st_mode)}; only regular files of the sandbox can be used"
+                f"{shown(path)}: is {_kind(status.st_mode)}; only regular files of the sandbox can be used"
             )
         return descriptor
 
@@ -131,7 +134,7 @@ class BoxFiles:
         if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
             return stat.S_ISLNK(status.st_mode)
         raise InvalidArgument(
-            f"{name}: is {_kind(status.st_mode)}; only a regular file is replaced"
+            f"{shown(name)}: is {_kind(status.st_mode)}; only a regular file is replaced"
         )
 
     def _write_through(self, file: BoxFile) -> None:
@@ -139,7 +142,7 @@ class BoxFiles:
         descriptor = self._open_regular(file.path)
         try:
             if os.fstat(descriptor).st_dev != os.fstat(self._root).st_dev:
-                raise InvalidArgument(f"{file.path}: leads to a read-only file")
+                raise InvalidArgument(f"{shown(file.path)}: leads to a read-only file")
             writer = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_TRUNC)
             with os.fdopen(writer, "wb", buffering=0) as target:
                 _write_all(target.fileno(), file.content)
@@ -189,7 +192,14 @@ def check_path(path: str, field: str) -> None:
     elif "\0" in path or len(path.encode()) > 4095:
         problem = "must have at most 4095 bytes and no NUL"
     if problem:
-        raise InvalidArgument(f"{field} {path!r}: {problem}", violations={field: problem})
+        raise InvalidArgument(f"{field} {shown(path)!r}: {problem}", violations={field: problem})
+
+
+def shown(path: str) -> str:
+    """Return a path short enough for an error message, which travels in a header of bounded size."""
+    if len(path) <= MAX_SHOWN_CHARACTERS:
+        return path
+    return f"{path[:MAX_SHOWN_CHARACTERS]}... ({len(path)} characters)"
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -212,17 +222,21 @@ def _kind(mode: int) -> str:
 
 def _typed(path: str, error: OSError) -> HoneError:
     if error.errno in (errno.ENOENT, errno.ELOOP):
-        return NotFound(f"{path}: no such file inside the sandbox", reason="FILE_NOT_FOUND")
+        return NotFound(f"{shown(path)}: no such file inside the sandbox", reason="FILE_NOT_FOUND")
     if error.errno in (errno.ENOTDIR, errno.EISDIR):
-        return InvalidArgument(f"{path}: a part of it is not a folder, or it is one")
+        return InvalidArgument(f"{shown(path)}: a part of it is not a folder, or it is one")
     if error.errno == errno.EXDEV:
-        return InvalidArgument(f"{path}: not on the sandbox's own disk; writable are / and below")
+        return InvalidArgument(
+            f"{shown(path)}: not on the sandbox's own disk; writable are / and below"
+        )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return InvalidArgument(f"{path}: {os.strerror(error.errno)}")
+        return InvalidArgument(f"{shown(path)}: {os.strerror(error.errno)}")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FailedPrecondition(
-            f"{path}: the sandbox's disk is full", reason="DISK_FULL", attributable="workload"
+            f"{shown(path)}: the sandbox's disk is full",
+            reason="DISK_FULL",
+            attributable="workload",
         )
     return FailedPrecondition(
-        f"{path}: {os.strerror(error.errno or errno.EIO)}", attributable="workload"
+        f"{shown(path)}: {os.strerror(error.errno or errno.EIO)}", attributable="workload"
     )

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sandbox.files import check_path
+from sandbox.files import check_path, shown
 from sandbox.types import MIB, BoxFile, Command, CreateSpec, Limits
 from servicekit.errors import InvalidArgument
 
@@ -105,7 +105,9 @@ def check_command(command: Command, policy: Policy) -> None:
             "in all; write longer input to a file or to stdin"
         )
     if not command.working_dir.startswith("/") or "\0" in command.working_dir:
-        wrong["exec.working_dir"] = f"found {command.working_dir!r}; must be an absolute path"
+        wrong["exec.working_dir"] = (
+            f"found {shown(command.working_dir)!r}; must be an absolute path"
+        )
     if not 0 < command.timeout_seconds <= policy.max_lifetime_seconds:
         wrong["exec.timeout"] = f"must be above 0 and at most {policy.max_lifetime_seconds:g} s"
     if not 0 < command.max_output_bytes <= MAX_OUTPUT_BYTES:
@@ -125,7 +127,7 @@ def check_file(file: BoxFile) -> None:
     check_path(file.path, "file.path")
     if len(file.content) > MAX_FILE_BYTES:
         text = f"has {len(file.content)} bytes; at most {MAX_FILE_BYTES} fit one call"
-        raise InvalidArgument(f"{file.path}: {text}", violations={"file.content": text})
+        raise InvalidArgument(f"{shown(file.path)}: {text}", violations={"file.content": text})
 
 
 def _wrong_limits(limits: Limits, policy: Policy) -> dict[str, str]:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.cgroups import CgroupsUnavailable, find_tree
+from sandbox.files import check_path
 from sandbox.output import CappedOutput
 from sandbox.records import Records, SandboxRecord
 from sandbox.requests import Policy, check_create, fill_limits
@@ -243,3 +244,11 @@ def test_the_digest_names_what_the_root_is_made_of(tmp_path):
     (host / "usr/bin/sh").unlink()
     with pytest.raises(FileNotFoundError, match="shell"):
         plan_host_root(tmp_path / "a", host)
+
+
+@pytest.mark.parametrize("path", ["/" + "a" * 5000, "\u00e9" * 5000])
+def test_a_long_path_is_cut_where_it_is_refused(path):
+    with pytest.raises(InvalidArgument) as caught:
+        check_path(path, "path")
+    assert len(caught.value.message.encode()) < 1000
+    assert f"({len(path)} characters)" in caught.value.message

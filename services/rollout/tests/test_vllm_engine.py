@@ -1,6 +1,7 @@
 """vLLM as an engine: exact ids and log-probabilities, and the LoRA of the version that was asked for."""
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ async def test_vllm_serves_exact_records_of_the_version_asked_for(
 ) -> None:
     # One test, because starting the engine is what costs.
     adapter = make_adapter(tiny_model, tmp_path / "adapter")
-    engine = VllmEngine(threads=0, max_rows=8)
+    engine = VllmEngine(threads=0, max_rows=32)
     await engine.start(tiny_model, ModelKey(path=str(tiny_model)))
     try:
         await engine.load_policy(BASE, None)
@@ -94,6 +95,7 @@ async def test_vllm_serves_exact_records_of_the_version_asked_for(
         stopped = await engine.generate(stop)
         assert stopped.finish_reason == "stop"
         assert stopped.token_ids[-1] == greedy[0].token_ids[3]
+        await check_crowd_of_seeded_prompts(engine)
         with pytest.raises(EngineError, match="missing"):
             await engine.load_policy(PolicyKey("run", 2), tmp_path)
         await engine.unload_policy(TUNED)
@@ -101,3 +103,19 @@ async def test_vllm_serves_exact_records_of_the_version_asked_for(
             await engine.generate(ask(TUNED, 0))
     finally:
         await engine.close()
+
+
+async def check_crowd_of_seeded_prompts(engine: VllmEngine) -> None:
+    """More prompt tokens at once than vLLM reads in one step: none is read in parts, since that kills the CPU engine."""
+    rng = random.Random(5)
+    crowd = [
+        GenerationRequest(
+            policy=BASE,
+            prompt_ids=tuple(rng.randrange(10, 400) for _ in range(200)),
+            sampling=SamplingParams(temperature=1.0, max_new_tokens=2, seed=seed),
+            stop_ids=(0,),
+        )
+        for seed in range(48)
+    ]
+    made = await asyncio.gather(*(engine.generate(request) for request in crowd))
+    assert all(result.token_ids for result in made)

@@ -13,6 +13,7 @@ from pathlib import Path
 import vllm
 from transformers import AutoTokenizer
 from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -82,6 +83,9 @@ class VllmEngine:
             max_num_seqs=self._max_rows,
             logprobs_mode="processed_logprobs",
             enable_log_requests=False,
+            # A prompt read in parts makes vLLM rewind the request's seeded generator, which a CPU one cannot: the engine
+            # core dies of it.
+            enable_chunked_prefill=False if current_platform.is_cpu() else None,
         )
         try:
             # Takes half a minute and more: the event loop must go on renewing leases meanwhile.

@@ -106,7 +106,7 @@ async def test_vllm_serves_exact_records_of_the_version_asked_for(
 
 
 async def check_crowd_of_seeded_prompts(engine: VllmEngine) -> None:
-    """More prompt tokens at once than vLLM reads in one step: none is read in parts, since that kills the CPU engine."""
+    """Prompts of more tokens than vLLM reads in one step: read in parts, they would kill its CPU engine."""
     rng = random.Random(5)
     crowd = [
         GenerationRequest(

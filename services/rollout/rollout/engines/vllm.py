@@ -83,8 +83,8 @@ class VllmEngine:
             max_num_seqs=self._max_rows,
             logprobs_mode="processed_logprobs",
             enable_log_requests=False,
-            # A prompt read in parts makes vLLM rewind the request's seeded generator, which a CPU one cannot: the engine
-            # core dies of it.
+            # A prompt read in parts makes vLLM rewind the request's seeded generator, which a CPU one
+            # cannot: the engine core dies of it.
             enable_chunked_prefill=False if current_platform.is_cpu() else None,
         )
         try:

@@ -31,11 +31,8 @@ class AdapterStore:
         folder = Path(name) if is_path else self.folder(name)
         if not _is_file(folder / CONFIG):
             what = f"folder {str(folder)[:200]}" if is_path else f"run {name}"
-            raise NotFound(
-                f"model.adapter: {what} holds no {CONFIG}; name a run that is complete, or a folder "
-                "as peft writes it",
-                violations={"model.adapter": "names no adapter"},
-            )
+            said = f"{what} holds no {CONFIG}; name a run that is complete, or a folder as peft writes it"
+            raise NotFound(f"model.adapter: {said}", violations={"model.adapter": said})
         return folder
 
 

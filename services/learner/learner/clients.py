@@ -37,8 +37,6 @@ class ToolCatalogue:
             request.page_token = page.next_page_token
         for name in names:
             if name not in found:
-                raise InvalidArgument(
-                    f"rollout.tools: {name!r} is unknown; the gateway has {', '.join(sorted(found))}",
-                    violations={"rollout.tools": f"{name!r} is unknown"},
-                )
+                said = f"{name!r} is unknown; the gateway has {', '.join(sorted(found))}"
+                raise InvalidArgument(f"rollout.tools: {said}", violations={"rollout.tools": said})
         return {name: found[name] for name in names}

@@ -87,13 +87,13 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         try:
             check_model(spec.model.path)
         except ModelUnusableError as error:
-            violations = {"model.path": "names no usable model"}
-            raise InvalidArgument(str(error), violations=violations) from error
+            said = str(error).removeprefix("model.path: ")
+            raise InvalidArgument(str(error), violations={"model.path": said}) from error
         if spec.rollout.tool_format not in TOOL_FORMATS:
+            found = spec.rollout.tool_format
+            said = f"found {found!r}; one of {', '.join(TOOL_FORMATS)} is right"
             raise InvalidArgument(
-                f"rollout.tool_format: found {spec.rollout.tool_format!r}; "
-                f"one of {', '.join(TOOL_FORMATS)} is right",
-                violations={"rollout.tool_format": "is unknown"},
+                f"rollout.tool_format: {said}", violations={"rollout.tool_format": said}
             )
         await self._tools.definitions(spec.rollout.tools)
         self._adapters.resolve(spec.model.adapter)

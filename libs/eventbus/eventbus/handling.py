@@ -265,7 +265,7 @@ class DeliveryRunner:
             with tracing.processing(self._tracer, context, envelope, name, ticket.subject):
                 retry = await self._call(delivery)
         # Whatever a handler raises is that event's failure and must not end the consumer.
-        except Exception as err:
+        except Exception as err:  # Whatever a handler raises, its event comes back or is given up.
             _LOG.warning(
                 "handler failed",
                 extra=self._about(delivery) | {"error": f"{type(err).__name__}: {err}"},

@@ -230,9 +230,8 @@ class RunManager:
                 return
             detail = f"stopped after step {reporter.run.step}"
             final = ended(reporter.run, RunState.STOPPED, at=self._clock(), detail=detail)
-        except (
-            Exception
-        ) as error:  # the run's boundary: whatever it was, the run says so and can be resumed
+        # The run's boundary: whatever it was, the run says so and can be resumed.
+        except Exception as error:
             detail = self._say(error)
             log.exception("run failed", extra={"run_id": run.run_id})
             final = ended(reporter.run, RunState.FAILED, at=self._clock(), detail=detail)

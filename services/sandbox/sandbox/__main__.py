@@ -44,7 +44,7 @@ async def build(app: App[SandboxSettings]) -> None:
         reserve_bytes=settings.reserve_mib * MIB,
         available_bytes=available_memory_bytes,
     )
-    backend = BACKENDS[settings.backend](settings.data_dir)
+    backend = BACKENDS[settings.backend](settings)
     backend.lock()  # before the journal is opened: one manager per folder
     records = Records(settings.data_dir / "records.jsonl")
     fleet = Fleet(

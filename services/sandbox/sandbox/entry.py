@@ -41,7 +41,7 @@ class Entry:
             epoch=self.record.epoch,
             backend=self.backend.backend,
             isolation=self.backend.isolation,
-            rootfs_digest=self.backend.rootfs_digest,
+            rootfs_digest=self.box.rootfs_digest,
             create_time=self.create_time,
             deadline_time=self.lease.deadline,
             idle_deadline_time=self.lease.idle_deadline,

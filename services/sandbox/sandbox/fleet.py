@@ -19,7 +19,7 @@ from sandbox.events import Events
 from sandbox.leases import Lease
 from sandbox.records import Records, SandboxRecord
 from sandbox.rootfs import DEFAULT_ENV
-from sandbox.types import BoxKey, Cause, CreateSpec, Purpose, Stats
+from sandbox.types import BoxKey, BoxSpec, Cause, CreateSpec, Purpose, Stats
 from servicekit.errors import DeadlineExceeded, FailedPrecondition, HoneError, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
@@ -247,7 +247,9 @@ class Fleet:
         self._making_ids.add(sandbox_id)
         try:
             async with asyncio.timeout(self._provision_seconds):
-                box = await self._backend.create(sandbox_id, spec.limits, self._on_lost)
+                box = await self._backend.create(
+                    BoxSpec(sandbox_id=sandbox_id, limits=spec.limits), self._on_lost
+                )
                 await _fill(box, spec)
         except BaseException as error:  # also when cancelled: the record must not stay open
             self._records.finish(sandbox_id, Cause.CANCELLED, told=True)

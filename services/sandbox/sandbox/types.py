@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 MIB = 1024 * 1024
 
@@ -53,6 +54,24 @@ class Stream(StrEnum):
     STDERR = "stderr"
 
 
+class FileKind(StrEnum):
+    """What is at a path."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "link"
+    OTHER = "other"
+
+
+class Feature(StrEnum):
+    """What a backend offers beyond the least: creating, running and destroying."""
+
+    FILES = "files"
+    ARCHIVES = "archives"
+    SNAPSHOTS = "snapshots"
+    WARM_POOL = "warm_pool"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """What the rollout token of a call says."""
@@ -75,6 +94,62 @@ class Limits:
     max_inodes: int = 100_000
     shm_bytes: int = 64 * MIB
     """Size of /dev/shm; not the caller's to choose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """What a sandbox starts from, by name; see `templates.py` for the file that defines them."""
+
+    name: str = "host"
+    rootfs: str = "host"
+    """Of the backend local: `host` (the host's /usr under a synthetic root), a folder, or a tar archive."""
+    image: str = ""
+    """Of backends that run containers: an image, best by digest; of a remote service: its template's name."""
+    limits: Limits = field(default_factory=Limits)
+    """Where the creator says nothing; sandboxes of the warm pool have exactly these."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    network_profile: str = "none"
+    warm: int = 0
+    """Sandboxes kept ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whom a sandbox belongs to, for backends that label what they make."""
+
+    rollout_id: str
+    run_id: str
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxSpec:
+    """A sandbox that a backend is to make."""
+
+    sandbox_id: str
+    template: Template = field(default_factory=Template)
+    limits: Limits = field(default_factory=Limits)
+    lifetime_seconds: float = 3600.0
+    """From now; a backend whose sandboxes outlive this process sets it as their own end."""
+    network_profile: str = "none"
+    owner: Owner | None = None
+    """None for one that is made ahead, for the warm pool; `Box.claim` says it later."""
+    snapshot: Path | None = None
+    """A file that `Box.snapshot` of the same backend and template wrote: start from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """What is at a path; a link is not followed."""
+
+    name: str
+    kind: FileKind
+    size_bytes: int
+    mode: int
+    """Permission bits."""
+    modify_time: float
+    """Seconds since the epoch."""
+    link_target: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +215,8 @@ class Command:
     timeout_seconds: float = 60.0
     max_output_bytes: int = MIB
     """Of stdout and of stderr each."""
+    kill_survivors: bool = False
+    """Whether what it started and left behind dies with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

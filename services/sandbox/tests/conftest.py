@@ -21,6 +21,7 @@ from sandbox.types import (
     MIB,
     BoxFile,
     BoxKey,
+    BoxSpec,
     Caller,
     Chunk,
     Command,
@@ -74,6 +75,7 @@ class ScriptedBox:
 
     def __init__(self, sandbox_id: str, on_lost: Callable[[str], None]) -> None:
         self.sandbox_id = sandbox_id
+        self.rootfs_digest = "sha256:0"
         self.on_lost = on_lost
         self.destroyed = False
         self.commands: list[Command] = []
@@ -123,11 +125,9 @@ class ScriptedBackend:
         pass
 
     async def start(self) -> BackendInfo:
-        return BackendInfo(backend="scripted", isolation="none", rootfs_digest="sha256:0")
+        return BackendInfo(backend="scripted", isolation="none")
 
-    async def create(
-        self, sandbox_id: str, limits: Limits, on_lost: Callable[[str], None]
-    ) -> ScriptedBox:
+    async def create(self, spec: BoxSpec, on_lost: Callable[[str], None]) -> ScriptedBox:
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
@@ -136,8 +136,8 @@ class ScriptedBackend:
                 raise self.failures.pop(0)
         finally:
             self.under_way -= 1
-        box = ScriptedBox(sandbox_id, on_lost)
-        self.boxes[sandbox_id] = box
+        box = ScriptedBox(spec.sandbox_id, on_lost)
+        self.boxes[spec.sandbox_id] = box
         return box
 
     async def reap(self, known: frozenset[str]) -> int:

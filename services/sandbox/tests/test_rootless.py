@@ -16,7 +16,7 @@ import asyncio, json, sys, tempfile
 from pathlib import Path
 from sandbox.backends.local import LocalBackend
 from sandbox.rootfs import DEFAULT_ENV
-from sandbox.types import BoxFile, Command, Limits
+from sandbox.types import BoxFile, BoxSpec, Command, Limits
 from servicekit.errors import FailedPrecondition
 
 async def main():
@@ -27,7 +27,8 @@ async def main():
         except FailedPrecondition as error:
             print(json.dumps({"refused": error.reason, "why": error.message}))
             return
-        box = await backend.create("s1", Limits(max_processes=50), print)
+        box = await backend.create(
+            BoxSpec(sandbox_id="s1", limits=Limits(max_processes=50)), print)
         said = {"isolation": info.isolation, "detail": info.detail}
         async def run(name, *argv, timeout=10.0):
             command = Command(exec_id=name, argv=argv, timeout_seconds=timeout)

@@ -27,7 +27,7 @@ from sandbox.backends.spawner_process import SpawnerProcess
 from sandbox.cgroups import Cgroups, CgroupsUnavailable, Tree, find_tree
 from sandbox.rootfs import DEFAULT_ENV, HOST_NAME, SHELL, RootPlan, plan_host_root
 from sandbox.spawner import syscalls
-from sandbox.types import Command, Limits, Termination
+from sandbox.types import BoxSpec, Command, Limits, Termination
 from servicekit.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
@@ -85,15 +85,13 @@ class LocalBackend:
         return BackendInfo(
             backend="local",
             isolation=f"{level}-rlimits" if self._cgroups is None else level,
-            rootfs_digest=self._plan.digest,
             detail="; ".join(text for text in (missing, detail) if text),
         )
 
-    async def create(
-        self, sandbox_id: str, limits: Limits, on_lost: Callable[[str], None]
-    ) -> LocalBox:
+    async def create(self, spec: BoxSpec, on_lost: Callable[[str], None]) -> LocalBox:
         """Make a sandbox; see `Backend.create`."""
         assert self._plan is not None
+        sandbox_id, limits = spec.sandbox_id, spec.limits
         group = None
         if self._cgroups is not None:
             try:
@@ -103,6 +101,7 @@ class LocalBackend:
         box = LocalBox(
             sandbox_id,
             cgroup=group,
+            rootfs_digest=self._plan.digest,
             owner=os.getuid() if self._rootless else OUTER_UID,
             health_paths=self._health_paths(),
             make_name=lambda: f".hone-{uuid.uuid4().hex}",
@@ -228,7 +227,7 @@ class LocalBackend:
             FailedPrecondition: this machine cannot make sandboxes.
         """
         try:
-            box = await self.create("probe", Limits(), lambda _: None)
+            box = await self.create(BoxSpec(sandbox_id="probe"), lambda _: None)
         except Unavailable as error:
             who = f"uid {os.geteuid()}" if self._rootless else "root"
             raise FailedPrecondition(

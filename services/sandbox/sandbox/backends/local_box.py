@@ -49,6 +49,7 @@ class LocalBox:
         sandbox_id: str,
         *,
         cgroup: BoxCgroup | None,
+        rootfs_digest: str,
         owner: int,
         health_paths: tuple[str, ...],
         make_name: Callable[[], str],
@@ -56,6 +57,7 @@ class LocalBox:
     ) -> None:
         """Holds nothing until `launch`; `health_paths` must exist for programs to run at all."""
         self.sandbox_id = sandbox_id
+        self.rootfs_digest = rootfs_digest
         self._cgroup = cgroup
         self._killer = TreeKiller(cgroup)
         self._owner = owner

@@ -1,12 +1,15 @@
-"""Which backends there are, by the name that the settings choose."""
+"""Which backends there are. Each is imported only when it is chosen: some bring heavy packages."""
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
-from sandbox.backends.local import LocalBackend
 from sandbox.backends.protocol import Backend
+from sandbox.settings import SandboxSettings
 
-BACKENDS: Mapping[str, Callable[[Path], Backend]] = {
-    "local": LocalBackend,
-}
-"""Each takes the folder for its own state."""
+
+def _local(settings: SandboxSettings) -> Backend:
+    from sandbox.backends.local import LocalBackend
+
+    return LocalBackend(settings.data_dir)
+
+
+BACKENDS: dict[str, Callable[[SandboxSettings], Backend]] = {"local": _local}

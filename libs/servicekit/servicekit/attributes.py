@@ -1,4 +1,4 @@
-"""Names of spans, attributes and metadata: the checked contract of what Hone's telemetry is called.
+"""Names of spans, metrics, attributes and metadata: the checked contract of what Hone's telemetry is called.
 
 OpenTelemetry semantic conventions (`gen_ai.*`, `rpc.*`, `messaging.*`) come first; Hone's own begin with `hone.`.
 """
@@ -16,6 +16,7 @@ SANDBOX_ID = "hone.sandbox.id"
 OUTCOME = "hone.outcome"
 SCORE = "hone.score"
 ERROR_KIND = "hone.error.kind"
+ERROR_ATTRIBUTABLE = "hone.error.attributable"
 STOP_REASON = "hone.stop_reason"
 
 GEN_AI_OPERATION = "gen_ai.operation.name"
@@ -48,5 +49,21 @@ SPAN_SANDBOX_DESTROY = "sandbox.destroy"
 SPAN_GRADE = "grade"
 SPAN_LEARNER_TRAIN = "learner.train"
 SPAN_LEARNER_STEP = "learner.step"
+
+METRIC_RPC_SERVER_DURATION = "rpc.server.call.duration"
+METRIC_SANDBOX_PROVISION = "hone.sandbox.provision.duration"
+METRIC_SANDBOX_DESTROYED = "hone.sandbox.destroyed"
+METRIC_SANDBOX_EXECS = "hone.sandbox.execs"
+METRIC_SANDBOX_LIVE = "hone.sandbox.live"
+METRIC_SANDBOX_EXPECTED = "hone.sandbox.expected"
+METRIC_SANDBOX_LEAKED = "hone.sandbox.leaked"
+METRIC_SANDBOX_LEAKED_BASELINE = "hone.sandbox.leaked.baseline"
+METRIC_SANDBOX_WARM = "hone.sandbox.warm"
+METRIC_SANDBOX_QUEUED = "hone.sandbox.queued"
+SANDBOX_TEMPLATE = "hone.sandbox.template"
+SANDBOX_START = "hone.sandbox.start"
+"""warm or cold."""
+SANDBOX_CAUSE = "hone.sandbox.cause"
+EXEC_TERMINATION = "hone.exec.termination"
 
 TOKEN_METADATA_KEY = "x-hone-rollout-token"

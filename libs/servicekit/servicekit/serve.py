@@ -6,7 +6,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -17,6 +17,7 @@ from opentelemetry import trace
 
 from servicekit.errors import HoneError
 from servicekit.logs import configure_logging
+from servicekit.metrics import CallMetrics, MetricsPort, Observe, silent_meter
 from servicekit.server_interceptor import ServerInterceptor
 from servicekit.settings import ServiceSettings
 from servicekit.telemetry import otlp_exporter, tracer_provider
@@ -29,12 +30,17 @@ S = TypeVar("S", bound=ServiceSettings)
 class App(Generic[S]):
     """What a service's `build` function fills in."""
 
-    def __init__(self, name: str, settings: S, server: grpc.aio.Server) -> None:
+    def __init__(
+        self, name: str, settings: S, server: grpc.aio.Server, observers: list[Observe]
+    ) -> None:
         """Starts empty; see `serve`."""
         self.name = name
         self.settings = settings
         self.server = server
         self.tracer = trace.get_tracer(f"hone.{name}")
+        self.meter = silent_meter()
+        """Records nothing unless the settings name a port for metrics."""
+        self.observers = observers
         self.stopping = asyncio.Event()
         """Set when the process was told to stop; consumers watch it and take no new work."""
         self.services: list[str] = []
@@ -49,6 +55,10 @@ class App(Generic[S]):
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
         """Runs background work; if it crashes, the process ends with exit code 1."""
         self.tasks[asyncio.get_running_loop().create_task(work, name=name)] = name
+
+    def on_call(self, observe: Observe) -> None:
+        """Tells `observe` of the end of every call."""
+        self.observers.append(observe)
 
     def on_drain(self, finish: Callable[[], Awaitable[None]]) -> None:
         """Calls `finish` on SIGTERM while the server still answers, in the order of registration."""
@@ -86,8 +96,11 @@ async def serve(name: str, settings: S, build: Build[S]) -> int:
     verifier = (
         TokenVerifier(settings.token_key_file, time.time) if settings.token_key_file else None
     )
-    server = make_server(verifier, settings.max_message_bytes)
-    app = App(name, settings, server)
+    observers: list[Observe] = []
+    server = make_server(verifier, settings.max_message_bytes, observers)
+    app = App(name, settings, server, observers)
+    if settings.metrics_port:
+        _serve_metrics(app)
     status = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     _stop_on_signals(app)
@@ -114,6 +127,15 @@ async def serve(name: str, settings: S, build: Build[S]) -> int:
     return 1 if crashed else 0
 
 
+def _serve_metrics(app: App[Any]) -> None:
+    settings = app.settings
+    metrics = MetricsPort(app.name, settings.host, settings.metrics_port)
+    app.meter = metrics.meter
+    app.on_call(CallMetrics(metrics.meter).observe)
+    app.on_close(lambda: asyncio.to_thread(metrics.close))
+    log.info("metrics", extra={"host": settings.host, "port": metrics.port})
+
+
 async def _built(app: App[S], build: Build[S]) -> bool:
     """Runs `build`; returns False if the process was told to stop while it waited for something."""
     building = asyncio.ensure_future(build(app))
@@ -131,10 +153,12 @@ async def _built(app: App[S], build: Build[S]) -> bool:
         stop.cancel()
 
 
-def make_server(verifier: TokenVerifier | None, max_message_bytes: int) -> grpc.aio.Server:
+def make_server(
+    verifier: TokenVerifier | None, max_message_bytes: int, observers: Sequence[Observe] = ()
+) -> grpc.aio.Server:
     """Returns a server with Hone's interceptor and limits; tests use it without the rest."""
     return grpc.aio.server(
-        interceptors=[ServerInterceptor(verifier)],
+        interceptors=[ServerInterceptor(verifier, observers)],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),

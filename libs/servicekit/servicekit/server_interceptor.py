@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from servicekit import attributes, calls, tokens
 from servicekit.errors import HoneError, Internal
+from servicekit.metrics import CallEnd, Observe
 from servicekit.status import status_from_error
 
 log = logging.getLogger(__name__)
@@ -32,9 +34,17 @@ if TYPE_CHECKING:
 class ServerInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server."""
 
-    def __init__(self, verifier: tokens.TokenVerifier | None) -> None:
-        """Checks rollout tokens with `verifier`; without one they are only passed on."""
+    def __init__(
+        self, verifier: tokens.TokenVerifier | None, observers: Sequence[Observe] = ()
+    ) -> None:
+        """Checks rollout tokens with `verifier`; without one they are only passed on.
+
+        Args:
+            verifier: Checks tokens.
+            observers: Told of every call's end; may be filled later.
+        """
         self._verifier = verifier
+        self._observers = observers
 
     async def intercept_service(
         self,
@@ -71,8 +81,9 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         async def handle(request: Any, context: ServicerContext) -> Any:
             with self._span(path, context) as span:
                 try:
-                    self._enter(context)
-                    return await inner(request, context)
+                    with self._observed(path):
+                        self._enter(context)
+                        return await inner(request, context)
                 except Exception as error:  # the boundary: every error becomes a status here
                     await _abort(context, path, span, error)
 
@@ -82,9 +93,10 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         async def handle(request: Any, context: ServicerContext) -> AsyncIterator[Any]:
             with self._span(path, context) as span:
                 try:
-                    self._enter(context)
-                    async for response in inner(request, context):
-                        yield response
+                    with self._observed(path):
+                        self._enter(context)
+                        async for response in inner(request, context):
+                            yield response
                 except Exception as error:  # the boundary: every error becomes a status here
                     await _abort(context, path, span, error)
 
@@ -99,6 +111,34 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         text = text if isinstance(text, str) else text.decode("ascii", "replace")
         token = self._verifier.verify(text) if self._verifier is not None and text else None
         tokens.set_current(token, text)
+
+    @contextmanager
+    def _observed(self, path: str) -> Iterator[None]:
+        """Tell the observers how the call inside ended."""
+        begun = time.monotonic()
+        code, attributable = "OK", ""
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            code, attributable = "CANCELLED", "client"
+            raise
+        except HoneError as error:
+            code, attributable = error.code, error.attributable
+            raise
+        except Exception:
+            code, attributable = Internal.code, Internal.default_attributable
+            raise
+        finally:
+            service, method = calls.split_method(path)
+            end = CallEnd(
+                service=service,
+                method=method,
+                code=code,
+                attributable=attributable,
+                seconds=time.monotonic() - begun,
+            )
+            for observe in self._observers:
+                observe(end)
 
     @contextmanager
     def _span(self, path: str, context: ServicerContext) -> Any:

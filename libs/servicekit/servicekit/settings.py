@@ -37,6 +37,8 @@ class ServiceSettings(BaseSettings):
     """Where the event log is."""
     otlp_endpoint: str = ""
     """host:port of an OTLP/gRPC collector (the console, Jaeger); empty exports nothing."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port on which Prometheus finds the metrics, 9464 in a pod; 0 serves none."""
     token_key_file: Path | None = None
     """Ed25519 keys of rollout tokens (PEM); needed by services that mint or check them."""
     endpoints_file: Path | None = None

@@ -46,6 +46,8 @@ class OutcomeKind(StrEnum):
     EXTRACTION = "extraction"
     TOOL_USE = "tool_use"
     BUDGET = "budget"
+    POLLUTED = "polluted"
+    """The environment was shared and others may have changed it; only with `Masked`."""
 
 
 class FailureKind(StrEnum):

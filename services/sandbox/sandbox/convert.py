@@ -76,6 +76,7 @@ def create_spec_from_proto(
         env=dict(request.env),
         files=tuple(file_from_proto(file) for file in request.files),
         trace_parent=trace_parent,
+        snapshot_id=request.snapshot_id,
     )
 
 
@@ -105,6 +106,7 @@ def command_from_proto(message: pb.ExecSpec, policy: Policy) -> Command:
         stdin=message.stdin,
         timeout_seconds=_seconds(message, "timeout", policy.default_exec_seconds),
         max_output_bytes=message.max_output_bytes or MIB,
+        kill_survivors=message.kill_survivors,
     )
 
 
@@ -122,6 +124,9 @@ def sandbox_to_proto(info: SandboxInfo) -> pb.Sandbox:
         deadline_time=timestamp(info.deadline_time),
         idle_deadline_time=timestamp(info.idle_deadline_time),
         provision_duration=duration(info.provision_seconds),
+        template=info.template,
+        warm=info.warm,
+        polluted=info.polluted,
     )
 
 

@@ -184,6 +184,10 @@ class CreateSpec:
     files: tuple[BoxFile, ...] = ()
     trace_parent: str = ""
     """W3C trace context of the create call; the destroyed event continues it."""
+    snapshot_id: str = ""
+    """Start from this snapshot of the same rollout; empty means the template as it is."""
+    snapshot: Path | None = None
+    """Where that snapshot lies; the manager fills it in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +205,11 @@ class SandboxInfo:
     deadline_time: float
     idle_deadline_time: float
     provision_seconds: float
+    template: str = ""
+    warm: bool = False
+    """Whether it came from the warm pool."""
+    polluted: bool = False
+    """Others may have changed what its rollout saw; only where an environment is shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -314,9 +314,14 @@ async def box(real: Suite) -> UsableBox:
     return UsableBox(real, (await real.create(real.rollout_id())).info)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def use() -> Callable[[Suite, SandboxInfo], UsableBox]:
     return UsableBox
+
+
+@pytest.fixture(scope="session")
+def scripted_type() -> type[ScriptedBackend]:
+    return ScriptedBackend
 
 
 @pytest.fixture(scope="session")

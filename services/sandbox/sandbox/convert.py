@@ -23,6 +23,7 @@ from sandbox.types import (
     SandboxInfo,
     Stats,
     Stream,
+    Template,
     Termination,
 )
 from servicekit.errors import InvalidArgument
@@ -58,7 +59,7 @@ def caller_from_token(token: RolloutToken) -> Caller:
 def create_spec_from_proto(
     request: pb.CreateSandboxRequest, policy: Policy, trace_parent: str
 ) -> CreateSpec:
-    """Return the sandbox that is asked for, defaults filled in.
+    """Return the sandbox that is asked for, defaults filled in; `check_create` refuses an unknown template.
 
     Raises:
         InvalidArgument: the purpose is not said.
@@ -67,10 +68,13 @@ def create_spec_from_proto(
     if purpose is None:
         text = f"found {request.purpose}; must be SANDBOX_PURPOSE_AGENT or SANDBOX_PURPOSE_GRADE"
         raise InvalidArgument(f"purpose: {text}", violations={"purpose": text})
+    template = policy.template(request.template) or Template()
     return CreateSpec(
         key=BoxKey(rollout_id=request.rollout_id, purpose=purpose, sequence=request.sequence),
         run_id=request.run_id,
-        limits=limits_from_proto(request.limits),
+        template=template,
+        limits=limits_from_proto(request.limits, template.limits),
+        network_profile=request.network_profile or template.network_profile,
         lifetime_seconds=_seconds(request, "lifetime", policy.default_lifetime_seconds),
         idle_seconds=_seconds(request, "idle_timeout", policy.default_idle_seconds),
         env=dict(request.env),
@@ -80,14 +84,15 @@ def create_spec_from_proto(
     )
 
 
-def limits_from_proto(message: pb.SandboxLimits) -> Limits:
-    """Return the limits, a default for each 0."""
+def limits_from_proto(message: pb.SandboxLimits, base: Limits) -> Limits:
+    """Return the limits, those of the template for each 0."""
     return fill_limits(
         memory_bytes=message.memory_bytes,
         max_processes=message.max_processes,
         cpus=message.cpus,
         disk_bytes=message.disk_bytes,
         max_inodes=message.max_inodes,
+        base=base,
     )
 
 
@@ -162,6 +167,13 @@ def stats_to_proto(stats: Stats) -> pb.GetStatsResponse:
         isolation=stats.isolation,
         create_p50_seconds=stats.create_p50_seconds,
         create_p95_seconds=stats.create_p95_seconds,
+        warm_count=stats.warm_count,
+        queued_count=stats.queued_count,
+        warm_hit_count=stats.warm_hit_count,
+        infra_error_rate=stats.infra_error_rate,
+        rollout_timeout_rate=stats.rollout_timeout_rate,
+        leaked_count=stats.leaked_count,
+        polluted_count=stats.polluted_count,
     )
 
 

@@ -3,10 +3,10 @@
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sandbox.files import check_path, shown
-from sandbox.types import MIB, BoxFile, Command, CreateSpec, Limits
+from sandbox.types import MIB, BoxFile, Command, CreateSpec, Limits, Template
 from servicekit.errors import InvalidArgument
 
 MAX_FILE_BYTES = 3 * MIB
@@ -15,7 +15,6 @@ MAX_STDIN_BYTES = 3 * MIB
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
 """The kernel's limit for one argument or environment entry."""
 MAX_ARGUMENTS_BYTES = MIB
-TEMPLATES = ("", "host")
 NETWORK_PROFILES = ("", "none")
 _EXEC_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -24,6 +23,8 @@ _EXEC_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class Policy:
     """What the service allows."""
 
+    templates: Mapping[str, Template] = field(default_factory=lambda: {"host": Template()})
+    default_template: str = "host"
     default_lifetime_seconds: float = 3600.0
     max_lifetime_seconds: float = 86_400.0
     default_idle_seconds: float = 60.0
@@ -34,20 +35,32 @@ class Policy:
     max_disk_bytes: int = 4 * 1024 * MIB
     max_inodes: int = 1_000_000
 
+    def template(self, name: str) -> Template | None:
+        """Return a template by name, the default one for none; None where there is no such."""
+        return self.templates.get(name or self.default_template)
+
 
 def fill_limits(
-    *, memory_bytes: int, max_processes: int, cpus: float, disk_bytes: int, max_inodes: int
+    *,
+    memory_bytes: int,
+    max_processes: int,
+    cpus: float,
+    disk_bytes: int,
+    max_inodes: int,
+    base: Limits | None = None,
 ) -> Limits:
-    """Return limits with a default for each 0; the disk's defaults shrink with the memory that they live in."""
-    defaults = Limits()
-    memory = memory_bytes or defaults.memory_bytes
-    shm = min(defaults.shm_bytes, memory // 8)
+    """Return limits with those of `base` for each 0; with less memory, the disk that lives in it shrinks too."""
+    base = base or Limits()
+    memory = memory_bytes or base.memory_bytes
+    disk, shm = base.disk_bytes, base.shm_bytes
+    if memory < base.memory_bytes:
+        disk, shm = min(disk, memory // 2), min(shm, memory // 8)
     return Limits(
         memory_bytes=memory,
-        max_processes=max_processes or defaults.max_processes,
-        cpus=cpus or defaults.cpus,
-        disk_bytes=disk_bytes or min(defaults.disk_bytes, memory // 2),
-        max_inodes=max_inodes or defaults.max_inodes,
+        max_processes=max_processes or base.max_processes,
+        cpus=cpus or base.cpus,
+        disk_bytes=disk_bytes or disk,
+        max_inodes=max_inodes or base.max_inodes,
         shm_bytes=shm,
     )
 
@@ -67,16 +80,16 @@ def check_create(spec: CreateSpec, template: str, network_profile: str, policy: 
         wrong["run_id"] = "is required"
     if spec.key.sequence < 0:
         wrong["sequence"] = f"found {spec.key.sequence}; must not be negative"
-    if template not in TEMPLATES:
-        wrong["template"] = f"found {template!r}; known is {TEMPLATES[-1]!r}"
+    if policy.template(template) is None:
+        wrong["template"] = f"found {template!r}; known are {', '.join(sorted(policy.templates))}"
     if network_profile not in NETWORK_PROFILES:
         wrong["network_profile"] = f"found {network_profile!r}; known is {NETWORK_PROFILES[-1]!r}"
     if not 0 < spec.lifetime_seconds <= policy.max_lifetime_seconds:
         wrong["lifetime"] = f"must be above 0 and at most {policy.max_lifetime_seconds:g} s"
     if not 0 < spec.idle_seconds <= policy.max_lifetime_seconds:
         wrong["idle_timeout"] = f"must be above 0 and at most {policy.max_lifetime_seconds:g} s"
-    wrong |= _wrong_limits(spec.limits, policy)
-    wrong |= _wrong_env(spec.env)
+    wrong |= wrong_limits(spec.limits, policy)
+    wrong |= wrong_env(spec.env)
     for index, file in enumerate(spec.files):
         if len(file.content) > MAX_FILE_BYTES:
             wrong[f"files[{index}].content"] = f"must have at most {MAX_FILE_BYTES} bytes"
@@ -114,7 +127,7 @@ def check_command(command: Command, policy: Policy) -> None:
         wrong["exec.max_output_bytes"] = f"must be at most {MAX_OUTPUT_BYTES} and not negative"
     if len(command.stdin) > MAX_STDIN_BYTES:
         wrong["exec.stdin"] = f"must have at most {MAX_STDIN_BYTES} bytes"
-    wrong |= {f"exec.{field}": text for field, text in _wrong_env(command.env).items()}
+    wrong |= {f"exec.{field}": text for field, text in wrong_env(command.env).items()}
     _raise_if_wrong("command", wrong)
 
 
@@ -130,7 +143,8 @@ def check_file(file: BoxFile) -> None:
         raise InvalidArgument(f"{shown(file.path)}: {text}", violations={"file.content": text})
 
 
-def _wrong_limits(limits: Limits, policy: Policy) -> dict[str, str]:
+def wrong_limits(limits: Limits, policy: Policy) -> dict[str, str]:
+    """Return what is wrong with limits, by field."""
     wrong = {}
     bounds: tuple[tuple[str, float, float, float], ...] = (
         ("memory_bytes", limits.memory_bytes, 32 * MIB, policy.max_memory_bytes),
@@ -151,7 +165,8 @@ def _wrong_limits(limits: Limits, policy: Policy) -> dict[str, str]:
     return wrong
 
 
-def _wrong_env(env: Mapping[str, str]) -> dict[str, str]:
+def wrong_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what is wrong with environment variables, by field."""
     for name, value in env.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             return {"env": f"found {name!r}; names need at least one character, no = and no NUL"}

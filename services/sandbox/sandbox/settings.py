@@ -1,6 +1,7 @@
 """Settings of the sandbox service; environment prefix HONE_SANDBOX_."""
 
 import os
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -16,6 +17,14 @@ class SandboxSettings(ServiceSettings):
 
     backend: Literal["local"] = "local"
     """Which backend makes the sandboxes."""
+    templates_file: Path | None = None
+    """YAML: what sandboxes start from, by name; see `templates.py`. `host` is always there."""
+    default_template: str = "host"
+    """Template of a sandbox whose creator names none."""
+    warm_max: int = Field(default=32, ge=0)
+    """Most sandboxes kept ready for the steps that runs announce; 0 keeps none but those of the templates."""
+    warm_seconds: float = Field(default=120.0, gt=0)
+    """How long after its announcement a step's sandboxes are kept ready."""
     parallel_creates: int = Field(default=4 * (os.cpu_count() or 1), ge=1)
     """Creations under way at once; more wait in order."""
     queue_seconds: float = Field(default=10.0, gt=0)

@@ -180,8 +180,12 @@ class CreateSpec:
     limits: Limits
     lifetime_seconds: float
     idle_seconds: float
+    template: Template = field(default_factory=Template)
+    network_profile: str = "none"
     env: Mapping[str, str] = field(default_factory=dict)
     files: tuple[BoxFile, ...] = ()
+    wait_seconds: float | None = None
+    """How long the caller waits for the answer; None means without end."""
     trace_parent: str = ""
     """W3C trace context of the create call; the destroyed event continues it."""
     snapshot_id: str = ""
@@ -274,3 +278,10 @@ class Stats:
     isolation: str
     create_p50_seconds: float
     create_p95_seconds: float
+    warm_count: int = 0
+    queued_count: int = 0
+    warm_hit_count: int = 0
+    infra_error_rate: float = 0.0
+    rollout_timeout_rate: float = 0.0
+    leaked_count: int = 0
+    polluted_count: int = 0

@@ -24,7 +24,7 @@ from typing import Any
 from sandbox.backends.local_box import LaunchError, LocalBox
 from sandbox.backends.protocol import BackendInfo, BoxLost
 from sandbox.backends.spawner_process import SpawnerProcess
-from sandbox.cgroups import Cgroups, CgroupsUnavailable, Tree, find_tree
+from sandbox.cgroups import OWN_PROCESSES, BoxCgroup, Cgroups, CgroupsUnavailable, Tree, find_tree
 from sandbox.rootfs import DEFAULT_ENV, HOST_NAME, SHELL, RootPlan, plan_host_root
 from sandbox.spawner import syscalls
 from sandbox.types import BoxSpec, Command, Limits, Termination
@@ -109,7 +109,7 @@ class LocalBackend:
         )
         self._boxes[sandbox_id] = box
         try:
-            await box.launch(await self._living_spawner(), self._spec(limits, box))
+            await box.launch(await self._living_spawner(), self._spec(limits, group))
         except BaseException as error:  # also when cancelled: nothing may be left of it
             del self._boxes[sandbox_id]
             await box.destroy()
@@ -257,20 +257,23 @@ class LocalBackend:
         }
         return (SHELL, *(f"/{name}" for name in sorted(names) if "/" not in name))
 
-    def _spec(self, limits: Limits, box: LocalBox) -> dict[str, Any]:
+    def _spec(self, limits: Limits, group: BoxCgroup | None) -> dict[str, Any]:
         assert self._plan is not None
         limit_numbers = [
             (resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES),
             (resource.RLIMIT_CORE, 0, 0),
         ]
         if self._cgroups is None:
+            processes = limits.max_processes + OWN_PROCESSES
             limit_numbers += [
-                (resource.RLIMIT_NPROC, limits.max_processes, limits.max_processes),
+                (resource.RLIMIT_NPROC, processes, processes),
                 (resource.RLIMIT_AS, limits.memory_bytes, limits.memory_bytes),
             ]
         return {
             **self._plan.as_spec(),
-            "cgroup_procs": box.cgroup_procs,
+            "base": "",
+            "join": group.join_paths() if group is not None else [],
+            "born_in": group.birth_folder() if group is not None else "",
             "rootless": self._rootless,
             "uid": 0 if self._rootless else OUTER_UID,
             "root_dir": str(self._state_dir / "root"),

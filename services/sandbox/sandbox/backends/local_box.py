@@ -42,7 +42,7 @@ class _ForkRefused(Exception):
 
 
 class LocalBox:
-    """A keeper process, its init, and the sandbox that they hold."""
+    """A keeper process and the sandbox that it holds."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class LocalBox:
         self._descriptors: list[int] = []
         self._pidfds: list[int] = []
         self._own_pids: frozenset[int] = frozenset()
-        self._command_pids: set[int] = set()
-        """Of commands under way; reaped here where the keeper that started them died."""
         self.keeper_pid = 0
+        self._writable = -1
+        """Descriptor of the directory that holds what was written: the root itself, or the overlay's upper layer."""
         self._files: BoxFiles | None = None
         self._running: dict[int, RunningCommand] = {}
         self._next_key = 0
@@ -92,11 +92,6 @@ class LocalBox:
     def busy(self) -> bool:
         """Whether a command is under way."""
         return any(running.started.is_set() for running in self._running.values())
-
-    @property
-    def cgroup_procs(self) -> list[str]:
-        """The files by which a process joins its control groups."""
-        return self._cgroup.join_paths() if self._cgroup is not None else []
 
     async def launch(self, spawner: SpawnerProcess, spec: dict[str, Any]) -> None:
         """Have the sandbox made and wait until it can run commands.
@@ -226,10 +221,8 @@ class LocalBox:
             self.keeper_pid = message["pid"]
             self._own_pids |= {message["pid"]}
         elif operation == "ready":
-            init_pidfd, root = descriptors
-            self._pidfds.append(init_pidfd)
-            self._descriptors.append(root)
-            self._own_pids |= {message["init_pid"]}
+            root, self._writable = descriptors
+            self._descriptors += descriptors
             self._files = BoxFiles(root, self._owner, self._make_name)
             self._launched = True
             if not self._ready.done():
@@ -241,21 +234,18 @@ class LocalBox:
             self._on_started(message, descriptors[0])
         elif operation in ("ended", "refused"):
             self._on_ended(message)
-        # init_died needs no answer: the keeper ends next, and the closed channel tells.
 
     def _on_started(self, message: dict[str, Any], mark_descriptor: int) -> None:
         running = self._running.get(message["key"])
         if running is None:
             os.close(mark_descriptor)
             return
-        self._command_pids.add(message["pid"])
         running.set_mark(message["mark"], mark_descriptor)
 
     def _on_ended(self, message: dict[str, Any]) -> None:
         running = self._running.pop(message["key"], None)
         if running is None:
             return
-        self._command_pids.discard(message.get("pid", 0))
         running.started.set()
         if message["op"] == "ended":
             running.ended.set_result(message["status"])
@@ -363,7 +353,7 @@ class LocalBox:
         end = loop.time() + KILL_SECONDS
         try:
             while not gone.is_set() and loop.time() < end:
-                self._reap_orphans()  # init ends only when every process of its namespace is reaped
+                self._reap_orphans()  # a dead spawner's keepers are this process's children
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_REAP_SECONDS):
                         await gone.wait()
@@ -373,8 +363,8 @@ class LocalBox:
             log.error("sandbox: a killed process does not end", extra={"id": self.sandbox_id})
 
     def _reap_orphans(self) -> None:
-        """Reap processes of this sandbox that became the manager's children because the spawner died."""
-        for pid in self._own_pids | self._command_pids:
+        """Reap the keeper if it became the manager's child because the spawner died."""
+        for pid in self._own_pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 

@@ -131,8 +131,12 @@ class SpawnerProcess:
     def _on_message(self, message: dict[str, Any], descriptors: list[int]) -> None:
         for descriptor in descriptors:
             os.close(descriptor)
-        if message["op"] == "up" and self._up is not None and not self._up.done():
+        if self._up is None or self._up.done():
+            return
+        if message["op"] == "up":
             self._up.set_result(None)
+        elif message["op"] == "error":
+            self._up.set_exception(OSError(message["detail"]))
 
     def _on_close(self) -> None:
         if self._up is not None and not self._up.done():

@@ -1,200 +1,225 @@
-"""The keeper of one sandbox: makes its init, then starts commands in it and reports how they end.
+"""The keeper of one sandbox: its first process. Builds the sandbox around itself, then starts commands in it.
 
-One keeper per sandbox, forked by the spawner, inside the sandbox's cgroups but outside its namespaces. A command is
-one fork of the keeper: it is born in the sandbox's cgroups and pid namespace, so starting it moves no process between
-cgroups (the costly part of a start). Each command gets a UTS namespace of its own, which its descendants cannot leave:
-that is the mark by which the manager finds all that a command started.
+The spawner forks it into a new pid namespace. It joins the control groups, makes the other namespaces, mounts the root
+and pivots into it, enters a user namespace that owns none of those, and gives up all but one capability. What it
+starts is born inside all of that: a command is one posix_spawn, which moves nothing between control groups and copies
+no memory. Orphans come to it and are reaped.
 
-The keeper never enters the sandbox's root, reads nothing that the workload wrote, and ends when the manager's side of
-its control socket closes. Its init ends with it (parent death signal), and with init the whole sandbox.
+Each command gets a UTS namespace of its own, which its descendants cannot leave: that is the mark by which the manager
+finds all that a command started. Making it takes CAP_SYS_ADMIN in the sandbox's own user namespace, the one capability
+that the keeper keeps; an execve leaves none of it (see `syscalls.keep_one_capability`), and the system-call filter lets
+nothing else be done with it.
+
+After the pivot the keeper's only files are the sandbox's own; nothing may be imported from there (see `main`), and the
+keeper reads none. Signals from inside the sandbox do not reach it, being the first process. It ends when the manager's
+side of its control socket closes or the spawner dies, and with it everything in the sandbox.
 """
 
+import errno
 import os
+import resource
 import select
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from sandbox.spawner import syscalls, wire
-from sandbox.spawner.command import FAILURE, STAGES, BoxDescriptors, run_command
-from sandbox.spawner.init import StageError, run_init
+from sandbox.spawner import namespaces, syscalls, wire
+from sandbox.spawner.root import enter_root
+
+CONTROL = 3
+"""Descriptor of the socket to the manager."""
+
+LINK = 4
+"""Descriptor of the socket to the spawner, during set-up."""
+
+_RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
+_OOM_FIRST_VICTIM = b"1000"
+_OOM_LAST_VICTIM = b"0"
 
 
-class _Child:
-    """A command under way."""
+class StageError(Exception):
+    """A step of the set-up failed; says which and why."""
 
-    def __init__(self, key: int, pid: int, pidfd: int, status: int) -> None:
-        self.key = key
-        self.pid = pid
-        self.pidfd = pidfd
-        self.status = status
+    def __init__(self, stage: str, error: OSError) -> None:
+        """Keeps what the manager is told."""
+        super().__init__(f"{stage}: {error}")
+        self.stage = stage
+        self.number = error.errno or 0
+        self.detail = str(error)
 
 
-def run_keeper(
-    control: socket.socket, spec: Mapping[str, Any], seccomp_filter: bytes, spawner_pid: int
-) -> NoReturn:
-    """Make the sandbox and serve it until the manager goes away or its init dies."""
+def run_keeper(spec: Mapping[str, Any], join: Sequence[str], seccomp_filter: bytes) -> NoReturn:
+    """Make the sandbox and serve it until the manager goes away. Its sockets are CONTROL and LINK.
+
+    Args:
+        spec: What to make; see `LocalBackend`.
+        join: Files by which it joins its control groups, if it was not born in them.
+        seccomp_filter: Of everything in the sandbox.
+    """
+    control = socket.socket(fileno=CONTROL)
+    link = socket.socket(fileno=LINK)
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        syscalls.set_parent_death_signal(signal.SIGKILL)
-        if os.getppid() != spawner_pid:
-            os._exit(1)
-        _Keeper(control, spec, seccomp_filter).run()
+        keeper = _Keeper(control)
+        keeper.set_up(link, spec, join, seccomp_filter)
+        link.close()
+        keeper.serve()
     except StageError as error:
-        wire.send(
-            control,
-            {"op": "error", "stage": error.stage, "errno": error.number, "detail": error.detail},
-        )
+        failure = {"op": "error", "stage": error.stage, "errno": error.number}
+        wire.send(control, {**failure, "detail": error.detail})
     finally:
         os._exit(0)
 
 
 class _Keeper:
-    def __init__(
-        self, control: socket.socket, spec: Mapping[str, Any], seccomp_filter: bytes
-    ) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._spec = spec
-        self._seccomp_filter = seccomp_filter
-        self._children: dict[int, _Child] = {}
-        self._poll = select.poll()
-        self._init_pid = 0
-        self._init_pidfd = -1
-        self._box: BoxDescriptors | None = None
+        self._keys: dict[int, int] = {}
+        """Of commands under way, by process id."""
+        self._proc = -1
+        self._oom_score = -1
+        self._wakeup = -1
 
-    def run(self) -> None:
-        own_pidfd = os.pidfd_open(os.getpid())
-        wire.send(self._control, {"op": "hello", "pid": os.getpid()}, [own_pidfd])
-        os.close(own_pidfd)
-        self._make_box()
-        self._poll.register(self._control, select.POLLIN)
-        self._poll.register(self._init_pidfd, select.POLLIN)
-        while True:
-            for descriptor, _ in self._poll.poll():
-                if descriptor == self._control.fileno():
-                    message = wire.receive(self._control)
-                    if message is None:
-                        self._end_box()
-                        return
-                    self._start(*message)
-                elif descriptor == self._init_pidfd:
-                    wire.send(self._control, {"op": "init_died"})
-                    return
-                elif descriptor in self._children:
-                    self._report(self._children[descriptor])
-
-    def _make_box(self) -> None:
+    def set_up(
+        self,
+        link: socket.socket,
+        spec: Mapping[str, Any],
+        join: Sequence[str],
+        seccomp_filter: bytes,
+    ) -> None:
+        """Become the first process of a finished sandbox; say so to the manager."""
         stage = "cgroup"
         try:
-            for path in self._spec["cgroup_procs"]:
-                descriptor = os.open(path, os.O_WRONLY)
-                os.write(descriptor, b"0")
-                os.close(descriptor)
-            stage = "user namespace of the user"
-            if self._spec["rootless"]:
-                _enter_own_user_namespace()
-            stage = "host name"
-            syscalls.unshare(syscalls.CLONE_NEWUTS)
-            socket.sethostname(self._spec["hostname"])
-            stage = "pid namespace"
-            syscalls.unshare(syscalls.CLONE_NEWPID)
-            stage = "init"
-            self._start_init()
+            namespaces.join_groups(join)
+            os.setsid()
+            stage = "namespaces"
+            namespaces.make_namespaces(spec["hostname"])
+            stage = "root file system"
+            writable = enter_root(spec)
+            stage = "loopback"
+            namespaces.bring_loopback_up()
+            stage = "user namespace"
+            syscalls.unshare(syscalls.CLONE_NEWUSER)
+            link.send(b"map")
+            if not link.recv(1):
+                os._exit(1)  # the spawner is gone
+            stage = "descriptors"
+            root = os.open("/", os.O_PATH | os.O_DIRECTORY)
+            self._proc = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
+            self._oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+            _detach_stdio()
+            self._watch_children()
+            stage = "limits"
+            for name, soft, hard in spec["rlimits"]:
+                resource.setrlimit(name, (soft, hard))
+            stage = "credentials"
+            namespaces.give_up_privileges(bool(spec["rootless"]), seccomp_filter)
+            stage = "parent death signal"
+            # Armed last: a change of credentials clears it. A spawner that died before shows at the send.
+            syscalls.set_parent_death_signal(signal.SIGKILL)
+            link.send(b"armed")
+            wire.send(self._control, {"op": "ready"}, [root, writable])
+            os.close(root)
+            os.close(writable)
         except OSError as error:
             raise StageError(stage, error) from error
 
-    def _start_init(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                ours.close()
-                self._control.close()
-                run_init(theirs, self._spec, self._seccomp_filter)
-            finally:
-                os._exit(1)
-        theirs.close()
-        self._init_pid = pid
-        self._init_pidfd = os.pidfd_open(pid)
-        self._expect(ours, "map")
-        _write_maps(pid, int(self._spec["uid"]))
-        wire.send(ours, {"step": "go"})
-        root, *namespaces = self._expect(ours, "ready")
-        ours.close()
-        self._box = BoxDescriptors(*namespaces)
-        message = {"op": "ready", "init_pid": pid}
-        wire.send(self._control, message, [self._init_pidfd, root])
-        os.close(root)
+    def serve(self) -> None:
+        """Start commands and report their ends until the manager goes away."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll()]
+            if self._wakeup in ready:
+                os.read(self._wakeup, 4096)
+            self._reap()  # before a start too: what has ended no longer counts as a process
+            if CONTROL in ready:
+                received = wire.receive(self._control)
+                if received is None:
+                    return
+                self._start(*received)
 
-    def _expect(self, link: socket.socket, step: str) -> list[int]:
-        received = wire.receive(link)
-        if received is None:
-            raise OSError(0, f"init ended before step {step}")
-        message, descriptors = received
-        if message["step"] == "failed":
-            raise StageError(message["stage"], OSError(message["errno"], message["detail"]))
-        return descriptors
+    def _watch_children(self) -> None:
+        self._wakeup, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def _start(self, request: dict[str, Any], stdio: list[int]) -> None:
-        assert self._box is not None
+        stage = "mark"
+        mark = -1
         try:
             syscalls.unshare(syscalls.CLONE_NEWUTS)
-            mark = os.open("/proc/self/ns/uts", os.O_RDONLY)
-            status, status_theirs = os.pipe2(os.O_CLOEXEC)
-            pid = os.fork()
-        except OSError as error:
-            failure = {"op": "refused", "stage": "fork", "errno": error.errno}
+            mark = os.open("ns/uts", os.O_RDONLY, dir_fd=self._proc)
+            stage = "working_dir"
+            os.chdir(request["cwd"])
+            stage = "execute"
+            pid = self._spawn(request["argv"], request["env"], stdio)
+        except (OSError, ValueError) as error:
+            number = (error.errno if isinstance(error, OSError) else None) or errno.EINVAL
+            # The one call of the last stage both forks and executes; EAGAIN and ENOMEM come from the fork.
+            if stage == "execute" and number in (errno.EAGAIN, errno.ENOMEM):
+                stage = "fork"
+            failure = {"op": "refused", "stage": stage, "errno": number}
             wire.send(self._control, {**failure, "key": request["key"]})
-            for descriptor in stdio:
-                os.close(descriptor)
-            return
-        if pid == 0:
-            run_command(request, stdio, status_theirs, self._box, self._spec, self._seccomp_filter)
-        for descriptor in (*stdio, status_theirs):
-            os.close(descriptor)
-        child = _Child(request["key"], pid, os.pidfd_open(pid), status)
-        self._children[child.pidfd] = child
-        self._poll.register(child.pidfd, select.POLLIN)
-        started = {"op": "started", "key": child.key, "pid": pid}
-        wire.send(self._control, {**started, "mark": os.fstat(mark).st_ino}, [mark])
-        os.close(mark)
-
-    def _report(self, child: _Child) -> None:
-        _, wait_status = os.waitpid(child.pid, 0)
-        self._poll.unregister(child.pidfd)
-        del self._children[child.pidfd]
-        failure = os.read(child.status, FAILURE.size)
-        os.close(child.pidfd)
-        os.close(child.status)
-        if failure:
-            position, number = FAILURE.unpack(failure)
-            message = {"op": "refused", "stage": STAGES[position], "errno": number}
         else:
-            message = {"op": "ended", "status": os.waitstatus_to_exitcode(wait_status)}
-        wire.send(self._control, {**message, "key": child.key, "pid": child.pid})
+            self._keys[pid] = request["key"]
+            started = {"op": "started", "key": request["key"]}
+            wire.send(self._control, {**started, "mark": os.fstat(mark).st_ino}, [mark])
+        finally:
+            os.chdir("/")
+            for descriptor in (*stdio, mark):
+                if descriptor >= 0:
+                    os.close(descriptor)
 
-    def _end_box(self) -> None:
-        signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
-        os.waitpid(self._init_pid, 0)
+    def _spawn(self, argv: list[str], env: Mapping[str, str], stdio: list[int]) -> int:
+        """Start a program, searched for as a shell would; a child is the first that a lack of memory ends."""
+        actions = [(os.POSIX_SPAWN_DUP2, source, number) for number, source in enumerate(stdio)]
+        os.pwrite(self._oom_score, _OOM_FIRST_VICTIM, 0)
+        try:
+            denied = False
+            for program in _candidates(argv[0], env.get("PATH", "")):
+                try:
+                    return os.posix_spawn(
+                        program,
+                        argv,
+                        env,
+                        file_actions=actions,
+                        setsid=True,
+                        setsigdef=_RESET_SIGNALS,
+                    )
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                except PermissionError:
+                    denied = True
+            number = errno.EACCES if denied else errno.ENOENT
+            raise OSError(number, os.strerror(number), argv[0])
+        finally:
+            os.pwrite(self._oom_score, _OOM_LAST_VICTIM, 0)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            key = self._keys.pop(pid, None)
+            if key is not None:
+                ended = {"op": "ended", "status": os.waitstatus_to_exitcode(status)}
+                wire.send(self._control, {**ended, "key": key})
 
 
-def _enter_own_user_namespace() -> None:
-    uid, gid = os.getuid(), os.getgid()
-    syscalls.unshare(syscalls.CLONE_NEWUSER)
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/gid_map", f"0 {gid} 1")
-    _write("/proc/self/uid_map", f"0 {uid} 1")
+def _candidates(program: str, search: str) -> list[str]:
+    if "/" in program:
+        return [program]
+    places = (f"{directory or '.'}/{program}" for directory in search.split(":"))
+    return [place for place in places if os.access(place, os.F_OK)]
 
 
-def _write_maps(pid: int, uid: int) -> None:
-    _write(f"/proc/{pid}/gid_map", f"0 {uid} 1")
-    _write(f"/proc/{pid}/uid_map", f"0 {uid} 1")
-
-
-def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+def _detach_stdio() -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)

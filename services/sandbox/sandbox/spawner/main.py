@@ -3,17 +3,24 @@
 Started by `sandbox.backends.spawner_process` with an isolated interpreter (`python -I -S`), an empty environment and
 one socket. It exists so that sandboxes are forked from a process that is small, has no threads (a parent death
 signal follows the thread that forked) and holds no secrets. It ends when the manager's side of its socket closes.
+
+For an ordinary user it lives in a user namespace of its own, in which it is root.
 """
 
+import contextlib
+import errno
+import fcntl
 import gc
 import os
+import select
 import signal
 import socket
 import sys
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
-from sandbox.spawner import syscalls, wire
-from sandbox.spawner.keeper import run_keeper
+from sandbox.spawner import namespaces, syscalls, wire
+from sandbox.spawner.keeper import CONTROL, LINK, run_keeper
 from sandbox.spawner.seccomp import build_filter
 
 
@@ -23,35 +30,118 @@ def main(descriptor: int) -> NoReturn:
     control.set_inheritable(False)
     os.chdir("/")
     os.umask(0o022)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a Ctrl-C in the terminal is the manager's to handle
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_IGN
-    )  # keepers and their orphans are reaped by the kernel
+    # A Ctrl-C in the terminal is the manager's to handle; keepers and their orphans are reaped by the kernel.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     syscalls.set_child_subreaper()
     syscalls.set_process_title("hone-sandbox")
-    seccomp_filter = build_filter()
+    try:
+        if os.geteuid() != 0:
+            namespaces.enter_own_user_namespace()
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
+    except OSError as error:
+        wire.send(control, {"op": "error", "detail": str(error)})
+        os._exit(1)
+    spawner = _Spawner(control, build_filter())
     _forbid_imports()
     gc.disable()
     gc.freeze()
     wire.send(control, {"op": "up", "pid": os.getpid()})
-    _serve(control, seccomp_filter)
+    spawner.serve()
     os._exit(0)
 
 
-def _serve(control: socket.socket, seccomp_filter: bytes) -> None:
-    spawner_pid = os.getpid()
-    while (received := wire.receive(control)) is not None:
-        spec, descriptors = received
-        if os.fork() == 0:
-            control.close()
-            run_keeper(socket.socket(fileno=descriptors[0]), spec, seccomp_filter, spawner_pid)
-        os.close(descriptors[0])
+class _Spawner:
+    def __init__(self, control: socket.socket, seccomp_filter: bytes) -> None:
+        self._control = control
+        self._seccomp_filter = seccomp_filter
+        self._born_in_groups = True
+        """Whether the kernel can do that, for control groups of version 2."""
+        self._poll = select.poll()
+        self._keepers: dict[int, tuple[socket.socket, int, int]] = {}
+        """By descriptor: the socket to a keeper that is being set up, its process id, its root's uid here."""
+
+    def serve(self) -> None:
+        self._poll.register(self._control, select.POLLIN)
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._keepers:
+                    self._attend(descriptor)
+                    continue
+                received = wire.receive(self._control)
+                if received is None:
+                    return
+                spec, descriptors = received
+                with socket.socket(fileno=descriptors[0]) as box:
+                    self._fork_keeper(spec, box)
+
+    def _fork_keeper(self, spec: Mapping[str, Any], box: socket.socket) -> None:
+        link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = self._fork(spec)
+        except OSError as error:
+            link.close()
+            theirs.close()
+            failure = {"op": "error", "stage": "fork", "errno": error.errno, "detail": str(error)}
+            wire.send(box, failure)
+            return
+        if pid == 0:
+            _place_descriptors(box.fileno(), theirs.fileno())
+            born = spec["born_in"] and self._born_in_groups
+            run_keeper(spec, [] if born else spec["join"], self._seccomp_filter)
+        theirs.close()
+        with contextlib.suppress(
+            ProcessLookupError, BrokenPipeError
+        ):  # it, or the manager, is gone
+            pidfd = os.pidfd_open(pid)
+            try:
+                wire.send(box, {"op": "hello", "pid": pid}, [pidfd])
+            finally:
+                os.close(pidfd)
+        self._keepers[link.fileno()] = (link, pid, int(spec["uid"]))
+        self._poll.register(link, select.POLLIN)
+
+    def _fork(self, spec: Mapping[str, Any]) -> int:
+        """Fork into a new pid namespace, and into the control group where the kernel can do that at birth."""
+        if not (spec["born_in"] and self._born_in_groups):
+            return syscalls.fork_into(syscalls.CLONE_NEWPID)
+        folder = os.open(spec["born_in"], os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return syscalls.fork_into(syscalls.CLONE_NEWPID, folder)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+        finally:
+            os.close(folder)
+        self._born_in_groups = False  # a filter around this process hides clone3
+        return syscalls.fork_into(syscalls.CLONE_NEWPID)
+
+    def _attend(self, descriptor: int) -> None:
+        link, pid, uid = self._keepers[descriptor]
+        try:
+            said = link.recv(16)
+            if said == b"map":
+                namespaces.write_maps(pid, uid)
+                link.send(b"g")
+                return
+        except OSError:
+            pass  # it died; the manager sees that at its own socket
+        self._poll.unregister(descriptor)
+        del self._keepers[descriptor]
+        link.close()
+
+
+def _place_descriptors(box: int, link: int) -> None:
+    """Keep stdio and a keeper's two sockets, under the numbers that it expects, and nothing else."""
+    aside = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, LINK + 1) for number in (box, link)]
+    for number, source in zip((CONTROL, LINK), aside, strict=True):
+        os.dup2(source, number, inheritable=False)
+    syscalls.close_from(LINK + 1)
 
 
 def _forbid_imports() -> None:
-    """Leave no way to import a module: init and commands live in a root that the workload can write to."""
+    """Leave no way to import a module: keepers live in roots that workloads can write to."""
     sys.path.clear()
     sys.meta_path.clear()
     sys.path_hooks.clear()

@@ -1,7 +1,8 @@
 """The system-call filter of everything that runs in a sandbox, as classic BPF.
 
 A deny list: programs of all kinds must run, so only calls that widen the kernel's attack surface or look past the
-sandbox are refused (EPERM). clone3 answers ENOSYS, so that libc falls back to clone, whose flags can be looked at.
+sandbox are refused (EPERM). clone3 answers ENOSYS, so that libc falls back to clone, whose flags can be looked at. It
+holds for the keeper too, which starts the commands.
 """
 
 import errno
@@ -22,6 +23,7 @@ _OFFSET_ARGS = 16
 _X32_BIT = 0x40000000
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET."""
+_CLONE_NEWUTS = 0x04000000
 _TIOCSTI = 0x5412
 _TIOCLINUX = 0x541C
 _ALLOWED_FAMILIES = (1, 2, 10, 16)
@@ -83,7 +85,6 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "sysfs": (139, None),
     "syslog": (103, 116),
     "umount2": (166, 39),
-    "unshare": (272, 97),
     "uselib": (134, None),
     "userfaultfd": (323, 282),
     "ustat": (136, None),
@@ -91,6 +92,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
 }
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
+_UNSHARE = {"x86_64": 272, "aarch64": 97}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 
@@ -120,6 +122,10 @@ def build_filter(machine: str | None = None) -> bytes:
     program += _when_call(
         _CLONE[machine], [_load_argument(0), *_refuse_if(_JSET, _NAMESPACE_FLAGS, errno.EPERM)]
     )
+    # The keeper marks each command by a UTS namespace; commands lack the capability that this needs.
+    program += _when_call(
+        _UNSHARE[machine], [_load_argument(0), *_refuse_unless(_CLONE_NEWUTS, errno.EPERM)]
+    )
     program += _when_call(_SOCKET[machine], _only_families())
     program += _when_call(
         _IOCTL[machine],
@@ -143,6 +149,10 @@ def _load_argument(index: int) -> bytes:
 
 def _refuse_if(jump: int, value: int, number: int) -> list[bytes]:
     return [_op(jump, value, 0, 1), _op(_RET, _RET_ERRNO | number)]
+
+
+def _refuse_unless(value: int, number: int) -> list[bytes]:
+    return [_op(_JEQ, value, 1, 0), _op(_RET, _RET_ERRNO | number)]
 
 
 def _when_call(number: int, checks: list[bytes]) -> list[bytes]:

@@ -6,6 +6,7 @@ Every function raises OSError with the system's errno. Standard library only: th
 import ctypes
 import os
 import platform
+import signal
 import struct
 
 CLONE_NEWNS = 0x00020000
@@ -23,15 +24,19 @@ MS_NOEXEC = 0x8
 MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
+MS_SLAVE = 0x80000
 MNT_DETACH = 0x2
 
 RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _AT_RECURSIVE = 0x8000
+_CLONE_INTO_CGROUP = 0x200000000
 _OPEN_TREE_CLONE = 1
 _OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 _MOVE_MOUNT_F_EMPTY_PATH = 0x4
@@ -45,19 +50,31 @@ _PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
+CAP_SYS_ADMIN = 21
 _LAST_CAPABILITY = 63
+LINKS_OF_ONE_THREAD = 3
+"""Of /proc/self/task: itself, its parent, and one folder per thread."""
 
 # From 424 on, all architectures share one table.
 _NR_OPEN_TREE = 428
 _NR_MOVE_MOUNT = 429
+_NR_CLONE3 = 435
+_NR_CLOSE_RANGE = 436
 _NR_OPENAT2 = 437
 _NR_MOUNT_SETATTR = 442
+_NR_CLONE = {"x86_64": 56, "aarch64": 220}
 _NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc_with_gil = ctypes.PyDLL(None, use_errno=True)
+_libc_with_gil.syscall.restype = ctypes.c_long
+for _function in ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "PyOS_AfterFork_Parent"):
+    getattr(ctypes.pythonapi, _function).restype = None
 
 
 class _SockFprog(ctypes.Structure):
@@ -79,6 +96,44 @@ def _prctl(option: int, *arguments: int) -> int:
 def unshare(flags: int) -> None:
     """Move this process (for NEWPID: its next children) into new namespaces."""
     _check(_libc.unshare(flags), f"unshare(0x{flags:x})")
+
+
+def fork_into(namespaces: int, group: int = -1) -> int:
+    """Fork as os.fork does, with the child born in new namespaces and in a version 2 control group.
+
+    Only for a process with one thread: then no lock can be held by a thread that the child lacks, and the interpreter
+    is prepared and renewed around the call by the same functions that os.fork uses. The GIL is kept during the call.
+
+    Args:
+        namespaces: CLONE_NEW* flags.
+        group: Descriptor of the group's folder; this process's own group if negative.
+    """
+    assert os.stat("/proc/self/task").st_nlink == LINKS_OF_ONE_THREAD
+    ctypes.pythonapi.PyOS_BeforeFork()
+    if group < 0:
+        # The arguments after the flags are all zero, so their order, which differs between machines, does not matter.
+        number, flags = _NR_CLONE[platform.machine()], namespaces | signal.SIGCHLD
+        pid = int(_libc_with_gil.syscall(ctypes.c_long(number), ctypes.c_long(flags), 0, 0, 0, 0))
+    else:
+        flags = namespaces | _CLONE_INTO_CGROUP
+        how = struct.pack("11Q", flags, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, group)
+        size = ctypes.c_size_t(len(how))
+        pid = int(_libc_with_gil.syscall(ctypes.c_long(_NR_CLONE3), how, size))
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    error = ctypes.get_errno()
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    ctypes.set_errno(error)
+    return _check(pid, "clone")
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from this number on."""
+    result = _libc.syscall(
+        ctypes.c_long(_NR_CLOSE_RANGE), ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), 0
+    )
+    _check(int(result), "close_range")
 
 
 def setns(descriptor: int, kind: int) -> None:
@@ -193,13 +248,19 @@ def set_not_dumpable() -> None:
     _check(_prctl(_PR_SET_DUMPABLE, 0), "prctl(PR_SET_DUMPABLE)")
 
 
-def drop_all_capabilities() -> None:
-    """Empty the bounding, permitted, effective and inheritable sets."""
-    for capability in range(_LAST_CAPABILITY + 1):
-        if _prctl(_PR_CAPBSET_DROP, capability) < 0:
+def keep_one_capability(capability: int) -> None:
+    """Empty the bounding, ambient and inheritable sets; keep one capability permitted and effective.
+
+    An execve then leaves none: what it grants comes from those empty sets.
+    """
+    for number in range(_LAST_CAPABILITY + 1):
+        if _prctl(_PR_CAPBSET_DROP, number) < 0:
             break  # past the last one that this kernel knows
+    _check(_prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL), "prctl(PR_CAP_AMBIENT)")
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-    _check(_libc.capset(header, bytes(24)), "capset")
+    kept = 1 << capability
+    sets = struct.pack("6I", kept, kept, 0, 0, 0, 0)
+    _check(_libc.capset(header, sets), "capset")
 
 
 def set_no_new_privileges() -> None:

@@ -1,0 +1,89 @@
+"""Builds a sandbox's root file system and makes it the root.
+
+The writable part is a tmpfs of bounded size and number of files. It is either the root itself, filled with a synthetic
+layout over read-only binds, or the upper layer over an imported base. `/dev`, `/dev/shm` and `/proc` are the
+sandbox's own in both cases.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from sandbox.spawner import syscalls
+
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+
+def enter_root(spec: Mapping[str, Any]) -> int:
+    """Build the root, pivot into it, and return a descriptor of the directory that holds what is written."""
+    uid = int(spec["uid"])
+    owner = f"uid={uid},gid={uid}"
+    limits = f"size={spec['disk_bytes']},nr_inodes={spec['max_inodes']}"
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    syscalls.mount("tmpfs", spec["root_dir"], "tmpfs", flags, f"mode=755,{owner},{limits}")
+    os.chdir(spec["root_dir"])
+    if spec["base"]:
+        writable = _lay_over(spec["base"], uid, bool(spec["rootless"]))
+    else:
+        _fill(spec, uid)
+        writable = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    _build_dev(owner, int(spec["shm_bytes"]))
+    syscalls.mount("proc", "proc", "proc", flags | syscalls.MS_NOEXEC)
+    syscalls.pivot_root_here()
+    return writable
+
+
+def _lay_over(base: str, uid: int, rootless: bool) -> int:
+    """Mount an overlay of an imported base under a new upper layer, and go there."""
+    syscalls.set_fs_ids(uid, uid)
+    os.mkdir("upper", 0o755)
+    os.mkdir("work", 0o755)
+    os.mkdir("root", 0o755)
+    syscalls.set_fs_ids(0, 0)
+    writable = os.open("upper", os.O_RDONLY | os.O_DIRECTORY)
+    options = f"lowerdir={base},upperdir=upper,workdir=work,xino=on"
+    if rootless:
+        options += ",userxattr"  # trusted.* attributes are not an ordinary user's to write
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    syscalls.mount("overlay", "root", "overlay", flags, options)
+    os.chdir("root")
+    return writable
+
+
+def _fill(spec: Mapping[str, Any], uid: int) -> None:
+    syscalls.set_fs_ids(uid, uid)
+    os.umask(0)
+    for path, mode in spec["directories"]:
+        os.mkdir(path, mode)
+    for path, mode, text in spec["files"]:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        os.write(descriptor, text.encode())
+        os.close(descriptor)
+    for path, target in spec["symlinks"]:
+        os.symlink(target, path)
+    for _, path, is_directory in spec["binds"]:
+        if is_directory:
+            os.mkdir(path, 0o755)
+        else:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+    os.umask(0o022)
+    syscalls.set_fs_ids(0, 0)
+    for source, path, _ in spec["binds"]:
+        syscalls.bind_read_only(source, path)
+
+
+def _build_dev(owner: str, shm_bytes: int) -> None:
+    flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
+    syscalls.mount("tmpfs", "dev", "tmpfs", flags, "mode=755,size=65536,nr_inodes=64")
+    for name in _DEVICES:
+        os.close(os.open(f"dev/{name}", os.O_WRONLY | os.O_CREAT, 0o666))
+        syscalls.mount(f"/dev/{name}", f"dev/{name}", None, syscalls.MS_BIND)
+    for directory in ("dev/pts", "dev/shm"):
+        os.mkdir(directory)
+    syscalls.mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
+    shm = f"mode=1777,size={shm_bytes},nr_inodes=4096,{owner}"
+    syscalls.mount("tmpfs", "dev/shm", "tmpfs", flags | syscalls.MS_NODEV, shm)
+    os.symlink("pts/ptmx", "dev/ptmx")
+    os.symlink("/proc/self/fd", "dev/fd")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"dev/{name}")

@@ -12,4 +12,10 @@ def _local(settings: SandboxSettings) -> Backend:
     return LocalBackend(settings.data_dir)
 
 
-BACKENDS: dict[str, Callable[[SandboxSettings], Backend]] = {"local": _local}
+def _state(settings: SandboxSettings) -> Backend:
+    from sandbox.backends.state import StateBackend
+
+    return StateBackend(settings.data_dir, settings.state)
+
+
+BACKENDS: dict[str, Callable[[SandboxSettings], Backend]] = {"local": _local, "state": _state}

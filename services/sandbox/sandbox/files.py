@@ -6,15 +6,24 @@ FIFO would hang, a device or an entry of /proc would act.
 """
 
 import contextlib
+import dataclasses
 import errno
 import os
 import stat
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
+from sandbox import trees
 from sandbox.spawner import syscalls
-from sandbox.types import BoxFile, FileContent
-from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, NotFound, OutOfRange
+from sandbox.types import BoxFile, FileContent, FileEntry, FileKind
+from servicekit.errors import (
+    FailedPrecondition,
+    HoneError,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    Unavailable,
+)
 
 MAX_READ_BYTES = 3 * 1024 * 1024
 """Most that one read returns; fits a gRPC message."""
@@ -23,12 +32,16 @@ MAX_SHOWN_CHARACTERS = 200
 """Of a path in an error message."""
 
 _RESOLVE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
+_OWN_DISK = _RESOLVE | syscalls.RESOLVE_NO_XDEV
+
+MakeName = Callable[[], str]
+"""Makes a file name that is used nowhere yet."""
 
 
 class BoxFiles:
     """The files below one root descriptor."""
 
-    def __init__(self, root: int, owner: int, make_name: Callable[[], str]) -> None:
+    def __init__(self, root: int, owner: int, make_name: MakeName) -> None:
         """Works below `root`; new files belong to `owner`, temporary ones are called `make_name()`."""
         self._root = root
         self._owner = owner
@@ -59,7 +72,7 @@ class BoxFiles:
                 content = file.read(wanted)
             return FileContent(content=content or b"", size_bytes=size)
         except OSError as error:
-            raise _typed(path, error) from error
+            raise typed(path, error) from error
         finally:
             os.close(descriptor)
 
@@ -73,18 +86,84 @@ class BoxFiles:
         """
         path = PurePosixPath(file.path)
         try:
-            parent = self._make_parents(path.parent)
+            parent = trees.make_folders(self._root, str(path.parent), self._owner, _OWN_DISK)
         except OSError as error:
-            raise _typed(file.path, error) from error
+            raise typed(file.path, error) from error
         try:
             if self._is_link(parent, path.name):
                 self._write_through(file)
             else:
                 self._write_beside(parent, path.name, file)
         except OSError as error:
-            raise _typed(file.path, error) from error
+            raise typed(file.path, error) from error
         finally:
             os.close(parent)
+
+    def list_folder(self, path: str) -> list[FileEntry]:
+        """List a folder on the sandbox's own disk or in its read-only /usr, in order of the names' bytes.
+
+        Raises:
+            NotFound: nothing is there. InvalidArgument: it is no such folder.
+        """
+        try:
+            folder = self._open_folder(path)
+            try:
+                names = trees.names_in(folder)
+                found = (self._entry(folder, name) for name in names)
+                return [entry for entry in found if entry is not None]
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise typed(path, error) from error
+
+    def look_at(self, path: str) -> FileEntry:
+        """Say what a path is; a link in its last part is not followed.
+
+        Raises:
+            NotFound: nothing is there.
+        """
+        flags = os.O_PATH | os.O_NOFOLLOW
+        try:
+            descriptor = syscalls.openat2(self._root, path, flags, _RESOLVE)
+            try:
+                entry = self._entry(descriptor, "")
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise typed(path, error) from error
+        assert entry is not None
+        return dataclasses.replace(entry, name=PurePosixPath(path).name)
+
+    def open_target(self, folder: str) -> int:
+        """Return a descriptor of a folder on the sandbox's own disk, made where it was missing.
+
+        Raises:
+            NotFound: a link on the way leads out of the root.
+            InvalidArgument: it is not on the own disk, or no folder.
+        """
+        try:
+            return trees.make_folders(self._root, folder, self._owner, _OWN_DISK)
+        except OSError as error:
+            raise typed(folder, error) from error
+
+    def open_source(self, path: str) -> int:
+        """Return an O_PATH descriptor of a regular file or folder of the sandbox, links followed.
+
+        Raises:
+            NotFound: nothing is there. InvalidArgument: it is neither, or not of the sandbox.
+        """
+        try:
+            descriptor = syscalls.openat2(self._root, path, os.O_PATH, _RESOLVE)
+        except OSError as error:
+            raise typed(path, error) from error
+        status = os.fstat(descriptor)
+        usable = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        if not usable or status.st_dev not in self._devices:
+            os.close(descriptor)
+            raise InvalidArgument(
+                f"{shown(path)}: is {_kind(status.st_mode)}; only files and folders of the sandbox can be packed"
+            )
+        return descriptor
 
     def exists(self, path: str) -> bool:
         """Say whether a path leads to something inside the root."""
@@ -98,7 +177,7 @@ class BoxFiles:
         try:
             descriptor = syscalls.openat2(self._root, path, os.O_PATH, _RESOLVE)
         except OSError as error:
-            raise _typed(path, error) from error
+            raise typed(path, error) from error
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_dev not in self._devices:
             os.close(descriptor)
@@ -107,24 +186,34 @@ class BoxFiles:
             )
         return descriptor
 
-    def _make_parents(self, folder: PurePosixPath) -> int:
-        """Return a descriptor of the folder on the sandbox's disk, made where it was missing."""
-        flags = os.O_PATH | os.O_DIRECTORY
-        resolve = _RESOLVE | syscalls.RESOLVE_NO_XDEV
-        with contextlib.suppress(FileNotFoundError):
-            return syscalls.openat2(self._root, str(folder), flags, resolve)
-        if folder == folder.parent:
-            raise FileNotFoundError(errno.ENOENT, "the root is gone")
-        parent = self._make_parents(folder.parent)
+    def _open_folder(self, path: str) -> int:
+        descriptor = syscalls.openat2(self._root, path, os.O_PATH | os.O_DIRECTORY, _RESOLVE)
+        if os.fstat(descriptor).st_dev not in self._devices:
+            os.close(descriptor)
+            raise InvalidArgument(
+                f"{shown(path)}: not on the sandbox's own disk or in its /usr; nothing else is listed"
+            )
+        return descriptor
+
+    def _entry(self, folder: int, name: str) -> FileEntry | None:
+        """Describe what a name stands for, or with an empty one the descriptor itself; None if it is gone."""
         try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder.name, 0o755, dir_fd=parent)
-                os.chown(
-                    folder.name, self._owner, self._owner, dir_fd=parent, follow_symlinks=False
-                )
-        finally:
-            os.close(parent)
-        return syscalls.openat2(self._root, str(folder), flags, resolve)
+            status = (
+                os.stat(name, dir_fd=folder, follow_symlinks=False) if name else os.fstat(folder)
+            )
+            # What a link of /proc says is about this process's world, not about the sandbox's.
+            is_own = stat.S_ISLNK(status.st_mode) and status.st_dev in self._devices
+            target = os.readlink(name, dir_fd=folder) if is_own else ""
+        except FileNotFoundError:
+            return None
+        return FileEntry(
+            name=name,
+            kind=_KINDS.get(stat.S_IFMT(status.st_mode), FileKind.OTHER),
+            size_bytes=status.st_size,
+            mode=stat.S_IMODE(status.st_mode),
+            modify_time=status.st_mtime_ns / 1e9,
+            link_target=target,
+        )
 
     def _is_link(self, parent: int, name: str) -> bool:
         try:
@@ -145,7 +234,7 @@ class BoxFiles:
                 raise InvalidArgument(f"{shown(file.path)}: leads to a read-only file")
             writer = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_TRUNC)
             with os.fdopen(writer, "wb", buffering=0) as target:
-                _write_all(target.fileno(), file.content)
+                write_all(target.fileno(), file.content)
         finally:
             os.close(descriptor)
 
@@ -154,7 +243,7 @@ class BoxFiles:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o600, dir_fd=parent)
         try:
-            _write_all(descriptor, file.content)
+            write_all(descriptor, file.content)
             os.fchown(descriptor, self._owner, self._owner)
             os.fchmod(descriptor, file.mode & 0o777)
             os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -174,6 +263,23 @@ class BoxFiles:
             return [os.fstat(descriptor).st_dev]
         finally:
             os.close(descriptor)
+
+
+_KINDS = {
+    stat.S_IFREG: FileKind.FILE,
+    stat.S_IFDIR: FileKind.FOLDER,
+    stat.S_IFLNK: FileKind.LINK,
+}
+
+
+def check_folder(path: str, field: str) -> None:
+    """Refuse what cannot be a path of a folder, or of anything else, in a sandbox.
+
+    Raises:
+        InvalidArgument: it is not absolute, or goes up.
+    """
+    if path != "/":
+        check_path(path.rstrip("/") or path, field)
 
 
 def check_path(path: str, field: str) -> None:
@@ -202,7 +308,8 @@ def shown(path: str) -> str:
     return f"{path[:MAX_SHOWN_CHARACTERS]}... ({len(path)} characters)"
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write all of the content."""
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -220,7 +327,8 @@ def _kind(mode: int) -> str:
     return names.get(stat.S_IFMT(mode), "a file of another file system")
 
 
-def _typed(path: str, error: OSError) -> HoneError:
+def typed(path: str, error: OSError) -> HoneError:
+    """Return what a caller is told of a failed system call about a path."""
     if error.errno in (errno.ENOENT, errno.ELOOP):
         return NotFound(f"{shown(path)}: no such file inside the sandbox", reason="FILE_NOT_FOUND")
     if error.errno in (errno.ENOTDIR, errno.EISDIR):
@@ -237,6 +345,8 @@ def _typed(path: str, error: OSError) -> HoneError:
             reason="DISK_FULL",
             attributable="workload",
         )
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO):
+        return Unavailable(f"{shown(path)}: {os.strerror(error.errno)}", reason="NO_MEANS")
     return FailedPrecondition(
         f"{shown(path)}: {os.strerror(error.errno or errno.EIO)}", attributable="workload"
     )

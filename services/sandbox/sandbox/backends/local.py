@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.backends.local_box import LaunchError, LocalBox
+from sandbox.backends.local_files import make_pool
 from sandbox.backends.protocol import BackendInfo, BoxLost
 from sandbox.backends.spawner_process import SpawnerProcess
 from sandbox.cgroups import OWN_PROCESSES, BoxCgroup, Cgroups, CgroupsUnavailable, Tree, find_tree
@@ -61,6 +62,7 @@ class LocalBackend:
         self._plan: RootPlan | None = None
         self._spawner: SpawnerProcess | None = None
         self._restart = asyncio.Lock()
+        self._pool = make_pool()
         self._boxes: dict[str, LocalBox] = {}
         self._first_seen: dict[str, float] = {}
         self._lock_file = -1
@@ -105,15 +107,18 @@ class LocalBackend:
             owner=os.getuid() if self._rootless else OUTER_UID,
             health_paths=self._health_paths(),
             make_name=lambda: f".hone-{uuid.uuid4().hex}",
+            pool=self._pool,
             on_lost=on_lost,
         )
         self._boxes[sandbox_id] = box
         try:
             await box.launch(await self._living_spawner(), self._spec(limits, group))
+            if spec.snapshot is not None:
+                await box.restore(spec.snapshot)
         except BaseException as error:  # also when cancelled: nothing may be left of it
             del self._boxes[sandbox_id]
             await box.destroy()
-            if isinstance(error, LaunchError):
+            if isinstance(error, LaunchError | BoxLost):
                 raise Unavailable(f"sandbox could not be made: {error}") from error
             raise
         box.on_destroyed = lambda: self._boxes.pop(sandbox_id, None)
@@ -144,6 +149,7 @@ class LocalBackend:
             await self._spawner.stop()
         if self._cgroups is not None:
             await asyncio.to_thread(self._cgroups.close)
+        self._pool.shutdown()
         if self._lock_file >= 0:
             os.close(self._lock_file)
             self._lock_file = -1

@@ -9,15 +9,26 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any
 
 from sandbox.backends.killing import KILL_SECONDS, TreeKiller
+from sandbox.backends.local_files import LocalFiles
 from sandbox.backends.protocol import BoxLost
 from sandbox.backends.running import RunningCommand
 from sandbox.backends.spawner_process import Channel, SpawnerProcess
 from sandbox.cgroups import BoxCgroup
-from sandbox.files import BoxFiles
-from sandbox.types import BoxFile, Chunk, Command, ExecOutcome, FileContent, Termination
+from sandbox.types import (
+    BoxFile,
+    Chunk,
+    Command,
+    ExecOutcome,
+    FileContent,
+    FileEntry,
+    Owner,
+    Termination,
+)
 from servicekit.errors import FailedPrecondition
 
 log = logging.getLogger(__name__)
@@ -53,6 +64,7 @@ class LocalBox:
         owner: int,
         health_paths: tuple[str, ...],
         make_name: Callable[[], str],
+        pool: Executor,
         on_lost: Callable[[str], None],
     ) -> None:
         """Holds nothing until `launch`; `health_paths` must exist for programs to run at all."""
@@ -63,18 +75,16 @@ class LocalBox:
         self._owner = owner
         self._health_paths = health_paths
         self._make_name = make_name
+        self._pool = pool
         self._on_lost = on_lost
         self.on_destroyed: Callable[[], object] = lambda: None
         """Called when nothing is left."""
         self._channel: Channel | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._descriptors: list[int] = []
         self._pidfds: list[int] = []
         self._own_pids: frozenset[int] = frozenset()
         self.keeper_pid = 0
-        self._writable = -1
-        """Descriptor of the directory that holds what was written: the root itself, or the overlay's upper layer."""
-        self._files: BoxFiles | None = None
+        self._files: LocalFiles | None = None
         self._running: dict[int, RunningCommand] = {}
         self._next_key = 0
         self._oom_kills_seen = 0
@@ -178,13 +188,44 @@ class LocalBox:
                 if running.killing is not None:
                     await asyncio.shield(running.killing)
 
+    async def claim(self, owner: Owner) -> None:
+        """Hand it over; see `Box.claim`. Nothing in it says whose it is."""
+
     async def write_file(self, file: BoxFile) -> None:
         """Write a file; see `Box.write_file`."""
-        await asyncio.to_thread(self._usable_files().write, file)
+        await self._usable_files().write(file)
 
     async def read_file(self, path: str, offset_bytes: int, max_bytes: int) -> FileContent:
         """Read a file; see `Box.read_file`."""
-        return await asyncio.to_thread(self._usable_files().read, path, offset_bytes, max_bytes)
+        return await self._usable_files().read(path, offset_bytes, max_bytes)
+
+    async def list_files(self, path: str) -> list[FileEntry]:
+        """List a folder; see `Box.list_files`."""
+        return await self._usable_files().list_folder(path)
+
+    async def stat_file(self, path: str) -> FileEntry:
+        """Say what a path is; see `Box.stat_file`."""
+        return await self._usable_files().look_at(path)
+
+    async def unpack(self, folder: str, archive: Path) -> None:
+        """Unpack an archive; see `Box.unpack`."""
+        await self._usable_files().unpack(folder, archive)
+
+    async def pack(self, path: str, archive: Path, max_bytes: int) -> None:
+        """Pack a folder or file; see `Box.pack`."""
+        await self._usable_files().pack(path, archive, max_bytes)
+
+    async def snapshot(self, target: Path) -> None:
+        """Save the writable part of the root; see `Box.snapshot`."""
+        await self._usable_files().snapshot(target)
+
+    async def restore(self, snapshot: Path) -> None:
+        """Make the writable part what a snapshot says; before the sandbox is handed over."""
+        await self._usable_files().restore(snapshot)
+
+    async def polluted(self) -> bool:
+        """Say no: nobody else can change it."""
+        return False
 
     async def destroy(self) -> None:
         """End it; see `Box.destroy`. A caller that gives up does not stop it."""
@@ -209,9 +250,11 @@ class LocalBox:
             gone = await asyncio.to_thread(_remove_cgroup, self._cgroup)
             if not gone:
                 log.error("sandbox: cgroup could not be removed", extra={"id": self.sandbox_id})
-        for descriptor in (*self._pidfds, *self._descriptors):
+        if self._files is not None:
+            await self._files.close()
+        for descriptor in self._pidfds:
             os.close(descriptor)
-        self._pidfds, self._descriptors, self._files = [], [], None
+        self._pidfds = []
         self.on_destroyed()
 
     def _on_message(self, message: dict[str, Any], descriptors: list[int]) -> None:
@@ -221,9 +264,14 @@ class LocalBox:
             self.keeper_pid = message["pid"]
             self._own_pids |= {message["pid"]}
         elif operation == "ready":
-            root, self._writable = descriptors
-            self._descriptors += descriptors
-            self._files = BoxFiles(root, self._owner, self._make_name)
+            root, writable = descriptors
+            self._files = LocalFiles(
+                root=root,
+                writable=writable,
+                owner=self._owner,
+                make_name=self._make_name,
+                pool=self._pool,
+            )
             self._launched = True
             if not self._ready.done():
                 self._ready.set_result(None)
@@ -368,7 +416,7 @@ class LocalBox:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
-    def _usable_files(self) -> BoxFiles:
+    def _usable_files(self) -> LocalFiles:
         if self._dead and self._broken:
             raise FailedPrecondition(
                 f"sandbox {self.sandbox_id} was wrecked by its own commands",

@@ -3,23 +3,22 @@
 import logging
 import resource
 import time
-import uuid
 
 from hone.sandbox.v1 import sandbox_pb2_grpc
 
 from eventbus.nats_bus import NatsBus
 from sandbox.access import Gate
-from sandbox.admission import Admission, available_memory_bytes, total_memory_bytes
+from sandbox.assembly import fleet_of, plans_of
 from sandbox.backends.table import BACKENDS
-from sandbox.fleet import Fleet
 from sandbox.manager import SandboxManager
-from sandbox.publisher import BusEvents, consume_endings
+from sandbox.measures import Measures
+from sandbox.publisher import BusEvents, consume
 from sandbox.reaper import tend
 from sandbox.records import Records
 from sandbox.requests import Policy
 from sandbox.servicer import SERVICE_NAME, SandboxServicer
 from sandbox.settings import SandboxSettings
-from sandbox.types import MIB
+from sandbox.templates import load_templates
 from servicekit.errors import FailedPrecondition
 from servicekit.serve import App, run
 
@@ -33,28 +32,24 @@ async def build(app: App[SandboxSettings]) -> None:
         raise FailedPrecondition(
             "HONE_SANDBOX_TOKEN_KEY_FILE is not set; every call is checked against its rollout token"
         )
+    templates = load_templates(settings.templates_file, settings.default_template)
     _allow_many_descriptors()
     bus = await NatsBus.connect(settings.nats_url, name="sandbox")
     app.on_close(bus.close)
-    admission = Admission(
-        parallel_creates=settings.parallel_creates,
-        queue_seconds=settings.queue_seconds,
-        max_sandboxes=settings.max_sandboxes,
-        memory_budget_bytes=int(settings.memory_overcommit * total_memory_bytes()),
-        reserve_bytes=settings.reserve_mib * MIB,
-        available_bytes=available_memory_bytes,
-    )
+    measures = Measures(time.time, app.meter)
+    app.on_call(measures.call_ended)
     backend = BACKENDS[settings.backend](settings)
     backend.lock()  # before the journal is opened: one manager per folder
     records = Records(settings.data_dir / "records.jsonl")
-    fleet = Fleet(
+    plans = plans_of(settings)
+    fleet = fleet_of(
+        settings,
         backend=backend,
         records=records,
         events=BusEvents(bus, app.tracer, time.time),
-        admission=admission,
-        provision_seconds=settings.provision_seconds,
-        clock=time.time,
-        new_id=lambda: f"sbx_{uuid.uuid4().hex}",
+        templates=templates,
+        plans=plans,
+        measures=measures,
     )
     manager = SandboxManager(fleet, records, Gate())
     app.on_close(manager.close)
@@ -65,6 +60,8 @@ async def build(app: App[SandboxSettings]) -> None:
         extra={"backend": info.backend, "isolation": info.isolation, "detail": info.detail},
     )
     policy = Policy(
+        templates=templates,
+        default_template=settings.default_template,
         default_idle_seconds=settings.default_idle_seconds,
         default_lifetime_seconds=settings.default_lifetime_seconds,
     )
@@ -72,7 +69,7 @@ async def build(app: App[SandboxSettings]) -> None:
     sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(servicer, app.server)
     app.add_service(SERVICE_NAME)
     app.on_drain(manager.drain)
-    app.spawn(consume_endings(bus, fleet, app.stopping), name="endings")
+    app.spawn(consume(bus, fleet, plans, app.stopping), name="events")
     app.spawn(tend(fleet, app.stopping), name="reaper")
 
 

@@ -1,51 +1,66 @@
-"""Whether there is room for one more sandbox, and whose turn it is to be made.
+"""Whether there is room for one more sandbox.
 
 Memory is admitted by the sum of the sandboxes' limits against the machine's memory times an overcommit factor, and by
-what is really free. Creation is bounded and first come, first served; who waits too long is told to come back.
+what is really free. Sandboxes of the warm pool count like others.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
+from sandbox.rates import Gaps, bounded_wait
 from servicekit.errors import ResourceExhausted
 
-RETRY_SECONDS = 1.0
-"""When to come back, at the earliest."""
+_UNKNOWN_SECONDS = 1.0
+"""Told as the wait for room while no sandbox has ended yet."""
 
 
 class Admission:
-    """Counts what is promised and lines up creations."""
+    """Counts what is promised."""
 
     def __init__(
         self,
         *,
-        parallel_creates: int,
-        queue_seconds: float,
         max_sandboxes: int,
         memory_budget_bytes: int,
         reserve_bytes: int,
         available_bytes: Callable[[], int],
+        clock: Callable[[], float],
     ) -> None:
         """Starts with nothing promised.
 
         Args:
-            parallel_creates: Creations under way at once.
-            queue_seconds: How long a creation may wait for its turn.
             max_sandboxes: Most sandboxes at once.
             memory_budget_bytes: Most that the sandboxes' memory limits may sum up to.
             reserve_bytes: Really free memory that no sandbox may eat into.
             available_bytes: Tells how much memory is free.
+            clock: Measures how often sandboxes end.
         """
-        self._turns = asyncio.Semaphore(parallel_creates)
-        self._queue_seconds = queue_seconds
         self._max_sandboxes = max_sandboxes
         self._memory_budget_bytes = memory_budget_bytes
         self._reserve_bytes = reserve_bytes
         self._available_bytes = available_bytes
         self._promised_bytes = 0
         self._count = 0
+        self._turned_away = 0
+        self._ends = Gaps(clock)
+
+    def shortage(self, memory_bytes: int) -> str:
+        """Say what is short for one more sandbox; empty where there is room."""
+        if self._count >= self._max_sandboxes:
+            return f"{self._count} sandboxes are alive, at most {self._max_sandboxes} may be"
+        if self._promised_bytes + memory_bytes > self._memory_budget_bytes:
+            return (
+                f"memory limits of {self._promised_bytes + memory_bytes} bytes in all would exceed "
+                f"the budget of {self._memory_budget_bytes}"
+            )
+        return self.free_shortage()
+
+    def free_shortage(self) -> str:
+        """Say if too little memory is really free; empty where there is enough."""
+        available = self._available_bytes()
+        if available < self._reserve_bytes:
+            return f"{available} bytes of memory are free, {self._reserve_bytes} must stay so"
+        return ""
 
     def reserve(self, memory_bytes: int) -> None:
         """Promise room for a sandbox; give it back with `release`.
@@ -53,50 +68,28 @@ class Admission:
         Raises:
             ResourceExhausted: there is none; says which kind is short and when to come back.
         """
-        short = ""
-        if self._count >= self._max_sandboxes:
-            short = f"{self._count} sandboxes are alive, at most {self._max_sandboxes} may be"
-        elif self._promised_bytes + memory_bytes > self._memory_budget_bytes:
-            short = (
-                f"memory limits of {self._promised_bytes + memory_bytes} bytes in all would exceed "
-                f"the budget of {self._memory_budget_bytes}"
-            )
-        elif self._available_bytes() < self._reserve_bytes:
-            short = f"less than {self._reserve_bytes} bytes of memory are free"
-        if short:
-            raise ResourceExhausted(
-                f"no room for another sandbox: {short}",
-                reason="NO_ROOM",
-                retry_after_seconds=RETRY_SECONDS,
-            )
+        if short := self.shortage(memory_bytes):
+            raise self.no_room(short)
         self._promised_bytes += memory_bytes
         self._count += 1
+
+    def no_room(self, short: str) -> ResourceExhausted:
+        """Return the refusal; whoever is refused later is told to come back later."""
+        self._turned_away += 1
+        gap = self._ends.mean()
+        wait = _UNKNOWN_SECONDS if gap is None else gap * self._turned_away
+        return ResourceExhausted(
+            f"no room for another sandbox: {short}",
+            reason="NO_ROOM",
+            retry_after_seconds=bounded_wait(wait),
+        )
 
     def release(self, memory_bytes: int) -> None:
         """Take a promise back: the sandbox is gone."""
         self._promised_bytes -= memory_bytes
         self._count -= 1
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for one's turn to create, in order of arrival.
-
-        Raises:
-            ResourceExhausted: it did not come in time (reason QUEUE_TIMEOUT).
-        """
-        try:
-            async with asyncio.timeout(self._queue_seconds):
-                await self._turns.acquire()
-        except TimeoutError as error:
-            raise ResourceExhausted(
-                f"waited {self._queue_seconds:g} s for a turn to create a sandbox",
-                reason="QUEUE_TIMEOUT",
-                retry_after_seconds=RETRY_SECONDS,
-            ) from error
-        try:
-            yield
-        finally:
-            self._turns.release()
+        self._turned_away = max(0, self._turned_away - 1)
+        self._ends.add()
 
 
 def total_memory_bytes() -> int:
@@ -110,8 +103,9 @@ def available_memory_bytes() -> int:
 
 
 def _meminfo(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) * 1024
+    with Path("/proc/meminfo").open(encoding="ascii") as file:
+        for line in file:
+            key, _, value = line.partition(":")
+            if key == name:
+                return int(value.split()[0]) * 1024
     raise ValueError(f"/proc/meminfo: has no {name}")

@@ -23,6 +23,9 @@ class Entry:
     memory_bytes: int
     create_time: float
     provision_seconds: float
+    template: str
+    warm: bool
+    """Whether it came from the warm pool."""
     execs: ExecBook = field(default_factory=ExecBook)
     cause: Cause | None = None
     """Set when its destruction begins."""
@@ -46,6 +49,8 @@ class Entry:
             deadline_time=self.lease.deadline,
             idle_deadline_time=self.lease.idle_deadline,
             provision_seconds=self.provision_seconds,
+            template=self.template,
+            warm=self.warm,
         )
 
 

@@ -1,31 +1,46 @@
 """The table of sandboxes: makes them, destroys them, and keeps the journal and the event log in step with both.
 
-The order is what makes a crash harmless. Creating: write the record, make the sandbox, wait for the record to be on
-disk, tell the log, answer. Destroying: end everything, write that nothing is left, tell the log; telling is repeated
-until it succeeds, across restarts.
+The order is what makes a crash harmless. Creating: write the record, make the sandbox (or hand over one that was made
+ahead), wait for the record to be on disk, tell the log, answer. Destroying: end everything, write that nothing is left,
+tell the log; telling is repeated until it succeeds, across restarts.
 """
 
 import asyncio
 import logging
-import statistics
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from sandbox.admission import Admission
+from sandbox.alerts import Alarms
 from sandbox.backends.protocol import Backend, BackendInfo, Box, BoxLost
+from sandbox.creations import Creation, Creations, ended
 from sandbox.entry import Created, Entry
 from sandbox.events import Events
 from sandbox.leases import Lease
+from sandbox.maker import Maker
+from sandbox.measures import Measures
+from sandbox.plans import Plans
+from sandbox.pool import WarmPool
+from sandbox.provisioner import Provided, Provisioner
 from sandbox.records import Records, SandboxRecord
+from sandbox.refusals import gone, had_one, rollout_ended, run_cancelled, stopping
 from sandbox.rootfs import DEFAULT_ENV
-from sandbox.types import BoxKey, BoxSpec, Cause, CreateSpec, Purpose, Stats
-from servicekit.errors import DeadlineExceeded, FailedPrecondition, HoneError, NotFound, Unavailable
+from sandbox.table import Table
+from sandbox.turns import Turns
+from sandbox.types import (
+    BoxKey,
+    Cause,
+    CreateSpec,
+    ExecOutcome,
+    Feature,
+    Purpose,
+    Stats,
+    Template,
+)
+from servicekit.errors import HoneError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-_MEASURED_CREATES = 1000
 
 
 class Fleet:
@@ -38,6 +53,10 @@ class Fleet:
         records: Records,
         events: Events,
         admission: Admission,
+        turns: Turns,
+        templates: Mapping[str, Template],
+        plans: Plans,
+        measures: Measures,
         provision_seconds: float,
         clock: Callable[[], float],
         new_id: Callable[[], str],
@@ -49,6 +68,10 @@ class Fleet:
             records: Outlives this process.
             events: Tells the suite.
             admission: Says whether there is room.
+            turns: Says whose creation is next.
+            templates: What is kept ready.
+            plans: What is about to be needed.
+            measures: Counts what happened.
             provision_seconds: How long one sandbox may take to become ready.
             clock: Seconds since the epoch.
             new_id: Makes sandbox ids, all of one length.
@@ -57,88 +80,126 @@ class Fleet:
         self._records = records
         self._events = events
         self._admission = admission
-        self._provision_seconds = provision_seconds
+        self._turns = turns
+        self._plans = plans
+        self._measures = measures
+        self._alarms = Alarms(measures)
         self._clock = clock
-        self._new_id = new_id
         self._info: BackendInfo | None = None
-        self._entries: dict[str, Entry] = {}
-        self._by_key: dict[BoxKey, Entry] = {}
-        self._creating: dict[BoxKey, asyncio.Task[Entry]] = {}
-        self._making_ids: set[str] = set()
-        self._dying: dict[str, Entry] = {}
+        self._table = Table()
+        self._creations = Creations()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._create_seconds: deque[float] = deque(maxlen=_MEASURED_CREATES)
-        self._created_count = 0
-        self._destroyed_count = 0
         self._orphans_reaped_count = 0
+        self._leaked_baseline = 0
+        self._maker = Maker(
+            backend=backend,
+            records=records,
+            provision_seconds=provision_seconds,
+            new_id=new_id,
+            on_lost=self._on_lost,
+        )
+        self._pool = WarmPool(
+            templates=templates,
+            plans=plans,
+            maker=self._maker,
+            records=records,
+            admission=admission,
+            turns=turns,
+            clock=clock,
+            spawn=self.spawn,
+        )
+        self._provisioner = Provisioner(
+            admission=admission, turns=turns, maker=self._maker, pool=self._pool
+        )
 
     async def start(self) -> BackendInfo:
         """Start the backend, clear away what a dead manager left, and tell what was lost with it."""
         self._info = await self._backend.start()
         await self.reap()
+        self._leaked_baseline = self.stats().leaked_count
+        if Feature.WARM_POOL in self._info.features:
+            self._pool.open()
         return self._info
 
     async def obtain(self, spec: CreateSpec, epoch: int) -> Created:
         """Make the sandbox of a key, or return the one that lives or is being made.
 
-        A caller that gives up does not stop it: it may come back, and otherwise the idle lease ends it.
+        A caller that gives up does not stop what has begun: it may come back, and otherwise the idle lease ends it.
         """
-        entry = self._by_key.get(spec.key)
+        entry = self._table.of_key(spec.key)
         if entry is not None:
             entry.lease.renew()
             return Created(info=entry.info(), created=False)
-        task = self._creating.get(spec.key)
-        joined = task is not None
-        if task is None:
+        creation = self._creations.of_key(spec.key)
+        joined = creation is not None
+        if creation is None:
             self._refuse_if_over(spec.key)
-            task = self.spawn(self._provision(spec, epoch))
-            self._creating[spec.key] = task
-            task.add_done_callback(lambda _: self._creating.pop(spec.key, None))
-        entry = await asyncio.shield(task)
+            creation = self._begin(spec, epoch)
+        entry = await self._creations.result(creation)
         return Created(info=entry.info(), created=not joined)
 
     def find(self, sandbox_id: str) -> Entry | SandboxRecord | None:
         """Return a sandbox that lives, or the record of one that is gone."""
-        dying = self._dying.get(sandbox_id)
+        dying = self._table.dying(sandbox_id)
         if dying is not None:
             return dying.record_with(dying.cause or Cause.REQUESTED)
-        return self._entries.get(sandbox_id) or self._records.get(sandbox_id)
+        return self._table.living(sandbox_id) or self._records.get(sandbox_id)
 
     def entries(self) -> list[Entry]:
         """Return all live sandboxes."""
-        return list(self._entries.values())
+        return self._table.all()
 
     async def destroy(self, entry: Entry, cause: Cause) -> None:
         """End a sandbox and all that runs in it; whoever comes second waits for the first."""
         if entry.destroying is None:
             entry.cause = cause
-            sandbox_id = entry.record.sandbox_id
-            del self._entries[sandbox_id]
-            del self._by_key[entry.record.key]
-            self._dying[sandbox_id] = entry
+            self._table.begin_end(entry)
             entry.destroying = self.spawn(self._unmake(entry, cause))
         await asyncio.shield(entry.destroying)
 
     async def end_rollout(self, rollout_id: str) -> None:
         """Destroy a rollout's sandboxes because its outcome is known, and make none for it again."""
         self._records.end_rollout(rollout_id)
-        making = [task for key, task in self._creating.items() if key.rollout_id == rollout_id]
-        if making:
-            await asyncio.wait(making)  # each sees the end itself and undoes what it made
-        doomed = [e for e in self.entries() if e.record.key.rollout_id == rollout_id]
-        await asyncio.gather(*(self.destroy(entry, Cause.OUTCOME) for entry in doomed))
+        under_way = []
+        for creation in self._creations.of_rollout(rollout_id):
+            if creation.queued:
+                self._creations.stop(creation, rollout_ended(rollout_id))
+            else:
+                under_way.append(creation)  # sees the end itself and undoes what it made
+        await ended(under_way)
+        await self._destroy(self._table.of_rollout(rollout_id), Cause.OUTCOME)
         await self._records.sync()
 
+    async def cancel_run(self, run_id: str) -> int:
+        """Destroy a run's sandboxes and stop its creations, also those under way; return how many."""
+        self._plans.run_finished(run_id)
+        doomed = [entry for entry in self._table.all() if entry.record.run_id == run_id]
+        made = {entry.record.key for entry in doomed}
+        stopped = [
+            one
+            for one in self._creations.all()
+            if one.spec.run_id == run_id and one.spec.key not in made
+        ]
+        for creation in stopped:
+            self._creations.stop(creation, run_cancelled(run_id))
+        await ended(stopped)
+        await self._destroy(doomed, Cause.CANCELLED)
+        return len(doomed) + len(stopped)
+
     async def expire(self) -> None:
-        """Destroy what is idle too long or past its lifetime."""
-        expired = [(entry, entry.lease.expired()) for entry in self.entries()]
+        """Look after the pool and the figures, and destroy what is idle too long or past its lifetime."""
+        self._pool.tick()
+        stats = self.stats()
+        self._measures.show(stats, self._leaked_baseline)
+        self._alarms.check(stats.leaked_count, self._leaked_baseline)
+        expired = [(entry, entry.lease.expired()) for entry in self._table.all()]
         await asyncio.gather(
             *(self.destroy(entry, cause) for entry, cause in expired if cause is not None)
         )
 
     async def reap(self) -> None:
         """Remove what belongs to no sandbox of the table, and tell what has not been told."""
-        known = frozenset(self._making_ids) | frozenset(self._entries) | frozenset(self._dying)
+        known = frozenset((*self._table.ids(), *self._maker.ids(), *self._pool.ids()))
         reaped = await self._backend.reap(known)
         self._orphans_reaped_count += reaped
         if reaped:
@@ -147,34 +208,56 @@ class Fleet:
             if not await self._tell_destroyed(record):
                 break  # the log cannot be reached; the next round tries again
 
+    async def drain(self) -> None:
+        """Turn away creations that wait for their turn, and give up the warm pool."""
+        for creation in self._creations.all():
+            if creation.queued:
+                self._creations.stop(creation, stopping())
+        await self._pool.close()
+
     async def destroy_all(self, cause: Cause) -> None:
         """Destroy every sandbox."""
-        if self._creating:
-            await asyncio.wait(list(self._creating.values()))
-        await asyncio.gather(*(self.destroy(entry, cause) for entry in self.entries()))
+        await ended(self._creations.all())
+        await self._destroy(self._table.all(), cause)
 
     async def close(self) -> None:
         """Destroy what is left because this manager ends, and stop the backend."""
+        await self._pool.close()
         await self.destroy_all(Cause.MANAGER_LOST)
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._backend.close()
         self._records.close()
 
+    def note_exec(self, outcome: ExecOutcome) -> None:
+        """Count a command that has ended."""
+        self._measures.exec_ended(outcome.termination)
+
     def stats(self) -> Stats:
         """Count."""
         assert self._info is not None
-        times = sorted(self._create_seconds)
+        measures = self._measures
+        provisioning = measures.provisioning()
+        warm = self._pool.ready_count + self._pool.leaving_count + self._maker.ahead_count
+        live = self._backend.live_count() - warm
+        expected = len(self._table) + self._maker.owned_count
         return Stats(
-            live_count=self._backend.live_count(),
-            expected_count=len(self._entries) + len(self._making_ids) + len(self._dying),
-            created_count=self._created_count,
-            destroyed_count=self._destroyed_count,
+            live_count=live,
+            expected_count=expected,
+            created_count=measures.created_count,
+            destroyed_count=measures.destroyed_count,
             orphans_reaped_count=self._orphans_reaped_count,
             backend=self._info.backend,
             isolation=self._info.isolation,
-            create_p50_seconds=statistics.median(times) if times else 0.0,
-            create_p95_seconds=times[int(0.95 * (len(times) - 1))] if times else 0.0,
+            create_p50_seconds=provisioning.p50_seconds,
+            create_p95_seconds=provisioning.p95_seconds,
+            warm_count=self._pool.ready_count,
+            queued_count=self._turns.queued_count,
+            warm_hit_count=measures.warm_hit_count,
+            infra_error_rate=measures.calls.share(),
+            rollout_timeout_rate=measures.ends.share(),
+            leaked_count=live - expected,
+            polluted_count=measures.polluted_count,
         )
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -192,10 +275,7 @@ class Fleet:
 
     def _refuse_if_over(self, key: BoxKey) -> None:
         if self._records.has_ended(key.rollout_id):
-            raise FailedPrecondition(
-                f"rollout {key.rollout_id} has ended; it gets no other sandbox",
-                reason="ROLLOUT_ENDED",
-            )
+            raise rollout_ended(key.rollout_id)
         last = self._records.last_of(key)
         record = self.find(last.sandbox_id) if last is not None else None
         if not isinstance(record, SandboxRecord):
@@ -203,88 +283,64 @@ class Fleet:
         if record.cause is Cause.MANAGER_LOST:
             raise gone(record)
         if key.purpose is Purpose.AGENT:
-            raise FailedPrecondition(
-                f"rollout {key.rollout_id} had sandbox {record.sandbox_id}, destroyed with cause "
-                f"{record.cause}; its state is gone, start a new attempt",
-                reason="SANDBOX_ENDED",
-            )
+            raise had_one(key, record)
 
-    async def _provision(self, spec: CreateSpec, epoch: int) -> Entry:
-        begun = self._clock()
-        self._admission.reserve(spec.limits.memory_bytes)
-        try:
-            async with self._admission.turn():
-                entry = await self._make(spec, epoch, begun)
-        except BaseException:  # also when cancelled: the promise goes back in any case
-            self._admission.release(spec.limits.memory_bytes)
-            raise
+    def _begin(self, spec: CreateSpec, epoch: int) -> Creation:
+        creation = Creation(spec=spec, epoch=epoch, begin_time=self._clock())
+        if spec.key.purpose is Purpose.AGENT:
+            self._plans.used(spec.run_id)
+        self._creations.begin(creation, lambda: self.spawn(self._provision(creation)))
+        return creation
+
+    async def _provision(self, creation: Creation) -> Entry:
+        entry = self._enter(creation, await self._provisioner.provide(creation))
+        key = creation.spec.key
         try:
             await self._records.sync()
-            if self._records.has_ended(spec.key.rollout_id):
-                self._refuse_if_over(spec.key)
+            if self._records.has_ended(key.rollout_id):
+                raise rollout_ended(key.rollout_id)
             await self._events.created(entry.info())
-        except HoneError:
+        except BaseException:  # also when cancelled: what may have been told must end
             await self.destroy(entry, Cause.CANCELLED)
             raise
         if entry.cause is not None:
-            raise gone(entry.record)  # lost, or its rollout ended, while it was being told
-        self._created_count += 1
-        self._create_seconds.append(entry.provision_seconds)
+            raise gone(entry.record_with(entry.cause))  # it ended while it was being told
+        self._measures.provisioned(entry.info())
         return entry
 
-    async def _make(self, spec: CreateSpec, epoch: int, begun: float) -> Entry:
-        """Make one sandbox and put it into the table; on failure nothing is left."""
+    def _enter(self, creation: Creation, provided: Provided) -> Entry:
+        """Put a sandbox that is ready into the table."""
         assert self._info is not None
-        sandbox_id = self._new_id()
-        record = SandboxRecord(
-            sandbox_id=sandbox_id,
-            key=spec.key,
-            run_id=spec.run_id,
-            epoch=epoch,
-            trace_parent=spec.trace_parent,
-        )
-        self._records.begin(record)
-        self._making_ids.add(sandbox_id)
-        try:
-            async with asyncio.timeout(self._provision_seconds):
-                box = await self._backend.create(
-                    BoxSpec(sandbox_id=sandbox_id, limits=spec.limits), self._on_lost
-                )
-                await _fill(box, spec)
-        except BaseException as error:  # also when cancelled: the record must not stay open
-            self._records.finish(sandbox_id, Cause.CANCELLED, told=True)
-            if isinstance(error, TimeoutError):
-                raise DeadlineExceeded(
-                    f"a sandbox was not ready within {self._provision_seconds:g} s",
-                    reason="PROVISION_TIMEOUT",
-                ) from error
-            raise
-        finally:
-            self._making_ids.discard(sandbox_id)
+        spec = creation.spec
         entry = Entry(
-            record=record,
-            box=box,
+            record=provided.record,
+            box=provided.box,
             lease=Lease(
                 idle_seconds=spec.idle_seconds,
                 lifetime_seconds=spec.lifetime_seconds,
                 clock=self._clock,
             ),
             backend=self._info,
-            env={**DEFAULT_ENV, **spec.env},
+            env={**DEFAULT_ENV, **spec.template.env, **spec.env},
             memory_bytes=spec.limits.memory_bytes,
-            create_time=begun,
-            provision_seconds=self._clock() - begun,
+            create_time=creation.begin_time,
+            provision_seconds=self._clock() - creation.begin_time,
+            template=spec.template.name,
+            warm=provided.warm,
         )
-        self._entries[sandbox_id] = entry
-        self._by_key[spec.key] = entry
+        self._table.add(entry)
         return entry
 
+    async def _destroy(self, entries: list[Entry], cause: Cause) -> None:
+        await asyncio.gather(*(self.destroy(entry, cause) for entry in entries))
+
     async def _unmake(self, entry: Entry, cause: Cause) -> None:
+        polluted = await _polluted(entry.box)
         await entry.box.destroy()
         self._admission.release(entry.memory_bytes)
-        record = self._records.finish(entry.record.sandbox_id, cause)
-        del self._dying[entry.record.sandbox_id]
-        self._destroyed_count += 1
+        record = self._records.finish(entry.record.sandbox_id, cause, polluted=polluted)
+        self._table.finish_end(entry)
+        self._measures.destroyed(cause, polluted=polluted)
         await self._tell_destroyed(record)
 
     async def _tell_destroyed(self, record: SandboxRecord) -> bool:
@@ -300,32 +356,16 @@ class Fleet:
         return True
 
     def _on_lost(self, sandbox_id: str) -> None:
-        entry = self._entries.get(sandbox_id)
+        entry = self._table.living(sandbox_id)
         if entry is not None:
             log.error("sandbox lost", extra={"sandbox_id": sandbox_id})
             self.spawn(self.destroy(entry, Cause.MANAGER_LOST))
+        else:
+            self._pool.lost(sandbox_id)
 
 
-async def _fill(box: Box, spec: CreateSpec) -> None:
-    """Write the files that the sandbox starts with; if that fails, nothing is left of it."""
+async def _polluted(box: Box) -> bool:
     try:
-        for file in spec.files:
-            await box.write_file(file)
-    except BaseException as error:  # also when cancelled
-        await box.destroy()
-        if isinstance(error, BoxLost):
-            raise Unavailable(str(error), reason="SANDBOX_LOST") from error
-        raise
-
-
-def gone(record: SandboxRecord) -> HoneError:
-    """Return what a call about a sandbox that is gone is answered."""
-    name = f"sandbox {record.sandbox_id}"
-    if record.cause is Cause.MANAGER_LOST:
-        return Unavailable(
-            f"{name} was lost with the process that held it; start a new attempt",
-            reason="SANDBOX_LOST",
-        )
-    if record.cause is Cause.LIFETIME:
-        return FailedPrecondition(f"{name} is past its lifetime", reason="ROLLOUT_TIMEOUT")
-    return NotFound(f"{name} was destroyed, cause {record.cause}", reason="SANDBOX_DESTROYED")
+        return await box.polluted()
+    except BoxLost:
+        return False

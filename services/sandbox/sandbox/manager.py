@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from sandbox.access import Gate, require_operator, require_purpose
 from sandbox.backends.protocol import BackendInfo, BoxLost
 from sandbox.entry import Created, Entry
-from sandbox.fleet import Fleet, gone
+from sandbox.fleet import Fleet
 from sandbox.records import Records
+from sandbox.refusals import gone, stopping
 from sandbox.types import (
     BoxFile,
     Caller,
@@ -21,7 +22,7 @@ from sandbox.types import (
     SandboxInfo,
     Stats,
 )
-from servicekit.errors import NotFound, PermissionDenied, Unavailable
+from servicekit.errors import NotFound, PermissionDenied
 
 
 class SandboxManager:
@@ -55,7 +56,7 @@ class SandboxManager:
         self._gate.admit(caller, spec.key.rollout_id)
         require_purpose(caller, spec.key.purpose)
         if self._draining:
-            raise Unavailable("the sandbox service is stopping", reason="DRAINING")
+            raise stopping()
         with self._call():
             return await self._fleet.obtain(spec, caller.epoch)
 
@@ -72,11 +73,9 @@ class SandboxManager:
             await self._fleet.destroy(found, Cause.REQUESTED)
 
     async def destroy_by_run(self, caller: Caller, run_id: str) -> int:
-        """Destroy all sandboxes of a run; return how many."""
+        """Destroy all sandboxes of a run and stop its creates; return how many."""
         require_operator(caller)
-        doomed = [entry for entry in self._fleet.entries() if entry.record.run_id == run_id]
-        await asyncio.gather(*(self._fleet.destroy(entry, Cause.CANCELLED) for entry in doomed))
-        return len(doomed)
+        return await self._fleet.cancel_run(run_id)
 
     async def run(
         self, caller: Caller, rollout_id: str, sandbox_id: str, command: Command
@@ -171,6 +170,7 @@ class SandboxManager:
     async def drain(self) -> None:
         """Take no new sandboxes, let calls finish, then destroy what lives."""
         self._draining = True
+        await self._fleet.drain()
         await self._quiet.wait()
         await self._fleet.destroy_all(Cause.MANAGER_LOST)
 
@@ -201,9 +201,11 @@ class SandboxManager:
     ) -> ExecOutcome:
         with entry.lease.in_use():
             try:
-                return await entry.box.run(command, {**entry.env, **command.env}, emit)
+                outcome = await entry.box.run(command, {**entry.env, **command.env}, emit)
             except BoxLost as error:
                 raise self._ended(entry) from error
+        self._fleet.note_exec(outcome)
+        return outcome
 
     def _ended(self, entry: Entry) -> Exception:
         """Return why a sandbox that was alive when the call began is not any more."""

@@ -1,4 +1,4 @@
-"""Tells the suite about sandboxes over the event bus, and hears from it which rollouts have ended."""
+"""Tells the suite about sandboxes over the event bus, and hears from it what ends and what is about to begin."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from eventbus.bus import Delivery, EventBus
 from eventbus.envelope import new_envelope
 from sandbox import convert
 from sandbox.fleet import Fleet
+from sandbox.plans import Plans, RunNeeds
 from sandbox.records import SandboxRecord
 from sandbox.types import SandboxInfo
 from servicekit import attributes
@@ -21,6 +22,8 @@ SOURCE = "sandbox"
 CONSUMER = "sandbox"
 ENDINGS = ("reward_assigned", "rollout_failed")
 """Events after which nothing needs a rollout's sandboxes."""
+PLANS = ("run_started", "run_step_planned", "run_finished")
+"""Events from which it shows how many sandboxes are about to be needed."""
 
 TELL_SECONDS = 5.0
 """How long one try to tell a destruction may take; it is tried again until it succeeds."""
@@ -43,6 +46,8 @@ class BusEvents:
             isolation=info.isolation,
             rootfs_digest=info.rootfs_digest,
             duration=convert.duration(info.provision_seconds),
+            template=info.template,
+            warm=info.warm,
         )
         await self._bus.publish(
             new_envelope(
@@ -57,7 +62,9 @@ class BusEvents:
 
     async def destroyed(self, record: SandboxRecord) -> None:
         """Tell that nothing is left of a sandbox, in the trace in which it was made."""
-        payload = events_pb2.SandboxDestroyed(sandbox_id=record.sandbox_id, cause=str(record.cause))
+        payload = events_pb2.SandboxDestroyed(
+            sandbox_id=record.sandbox_id, cause=str(record.cause), polluted=record.polluted
+        )
         envelope = new_envelope(
             payload,
             source=SOURCE,
@@ -87,16 +94,38 @@ class BusEvents:
         named = {
             attributes.ROLLOUT_ID: record.key.rollout_id,
             attributes.SANDBOX_ID: record.sandbox_id,
-            "hone.sandbox.cause": str(record.cause),
+            attributes.SANDBOX_CAUSE: str(record.cause),
         }
         with self._tracer.start_as_current_span(attributes.SPAN_SANDBOX_DESTROY, attributes=named):
             await self._bus.publish(envelope)
 
 
-async def consume_endings(bus: EventBus, fleet: Fleet, stop: asyncio.Event) -> None:
-    """Destroy the sandboxes of every rollout whose outcome is told; seeing it again changes nothing."""
+async def consume(bus: EventBus, fleet: Fleet, plans: Plans, stop: asyncio.Event) -> None:
+    """Act on what the suite tells; seeing an ending again changes nothing, and an old plan counts no more.
 
-    async def end(delivery: Delivery) -> None:
-        await fleet.end_rollout(delivery.envelope.rollout_id)
+    Destroys the sandboxes of every rollout whose outcome is told, and notes what a planned step will need.
+    """
 
-    await bus.consume(CONSUMER, list(ENDINGS), end, stop=stop, max_in_flight=64)
+    async def act(delivery: Delivery) -> None:
+        envelope = delivery.envelope
+        if envelope.WhichOneof("payload") in ENDINGS:
+            await fleet.end_rollout(envelope.rollout_id)
+        else:
+            _note(plans, envelope)
+
+    await bus.consume(CONSUMER, [*ENDINGS, *PLANS], act, stop=stop, max_in_flight=64)
+
+
+def _note(plans: Plans, envelope: events_pb2.Envelope) -> None:
+    match envelope.WhichOneof("payload"):
+        case "run_started":
+            rollout = envelope.run_started.spec.rollout
+            needs = RunNeeds(uses_sandboxes=bool(rollout.tools), template=rollout.sandbox_template)
+            plans.run_started(envelope.run_id, needs)
+        case "run_step_planned":
+            planned = envelope.run_step_planned
+            count = len(planned.task_ids) * max(1, planned.group_size)
+            told_time = envelope.create_time.ToNanoseconds() / 1e9
+            plans.step_planned(envelope.run_id, count, told_time)
+        case "run_finished":
+            plans.run_finished(envelope.run_id)

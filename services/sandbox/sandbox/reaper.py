@@ -1,4 +1,4 @@
-"""The clock of the service: ends what has expired, removes what belongs to nobody, tells what was not told."""
+"""The clock of the service: fills the pool, ends what expired, removes what is nobody's, tells what was not told."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -2,7 +2,8 @@
 
 An append-only journal of JSON lines. A line is written before its effect begins, so that even SIGKILL leaves it
 behind, and is on disk (`sync`) before anyone is told. Opening the journal replays it: a sandbox without an end belonged
-to a manager that died, and is lost. What is kept is bounded; the journal is rewritten when it has grown stale.
+to a manager that died, and is lost; one that was made ahead for nobody is forgotten, as nobody was told of it. What is
+kept is bounded; the journal is rewritten when it has grown stale.
 """
 
 import asyncio
@@ -36,6 +37,8 @@ class SandboxRecord:
     """Set once it is gone."""
     told: bool = False
     """Whether the sandbox_destroyed event has reached the log."""
+    polluted: bool = False
+    """Whether others may have changed what its rollout saw."""
 
 
 class Records:
@@ -48,6 +51,7 @@ class Records:
         self._max_ended = max_ended
         self._sandboxes: OrderedDict[str, SandboxRecord] = OrderedDict()
         self._last_by_key: dict[BoxKey, str] = {}
+        self._ahead: dict[str, None] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._lines = 0
         self._written = 0
@@ -55,6 +59,7 @@ class Records:
         self._sync_lock = asyncio.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._replay()
+        self._ahead.clear()
         for record in list(self._sandboxes.values()):
             if record.cause is None:
                 self._put(replace(record, cause=Cause.MANAGER_LOST))
@@ -83,13 +88,24 @@ class Records:
         return rollout_id in self._ended
 
     def begin(self, record: SandboxRecord) -> None:
-        """Write that a sandbox is about to be made."""
+        """Write that a sandbox is about to be made, or that one that was made ahead is about to be handed over."""
+        self._ahead.pop(record.sandbox_id, None)
         self._put(record)
         self._append(_begin_line(record))
 
-    def finish(self, sandbox_id: str, cause: Cause, *, told: bool = False) -> SandboxRecord:
-        """Write that nothing is left of a sandbox; `told` if the log need not know."""
-        record = replace(self._sandboxes[sandbox_id], cause=cause, told=told)
+    def begin_ahead(self, sandbox_id: str) -> None:
+        """Write that a sandbox is about to be made for nobody yet."""
+        self._ahead[sandbox_id] = None
+        self._append(_ahead_line(sandbox_id))
+
+    def drop(self, sandbox_id: str) -> None:
+        """Write that nothing is left of a sandbox that nobody was told of, as if it had never been."""
+        self._forget(sandbox_id)
+        self._append({"op": "drop", "sandbox_id": sandbox_id})
+
+    def finish(self, sandbox_id: str, cause: Cause, *, polluted: bool = False) -> SandboxRecord:
+        """Write that nothing is left of a sandbox."""
+        record = replace(self._sandboxes[sandbox_id], cause=cause, polluted=polluted)
         self._put(record)
         self._append(_finish_line(record))
         return record
@@ -127,7 +143,7 @@ class Records:
         os.write(self._descriptor, (json.dumps(line) + "\n").encode())
         self._written += 1
         self._lines += 1
-        needed = 2 * len(self._sandboxes) + len(self._ended) + 1000
+        needed = 2 * len(self._sandboxes) + len(self._ahead) + len(self._ended) + 1000
         if self._lines > _REWRITE_FACTOR * needed and not self._sync_lock.locked():
             os.close(self._descriptor)
             self._descriptor = self._rewrite()
@@ -149,6 +165,8 @@ class Records:
             yield _begin_line(record)
             if record.cause is not None:
                 yield _finish_line(record)
+        for sandbox_id in self._ahead:
+            yield _ahead_line(sandbox_id)
         for rollout_id in self._ended:
             yield {"op": "end", "rollout_id": rollout_id}
 
@@ -171,6 +189,7 @@ class Records:
                 purpose=Purpose(line["purpose"]),
                 sequence=line["sequence"],
             )
+            self._ahead.pop(line["sandbox_id"], None)
             self._put(
                 SandboxRecord(
                     sandbox_id=line["sandbox_id"],
@@ -183,7 +202,12 @@ class Records:
         elif line["op"] == "finish":
             record = self._sandboxes.get(line["sandbox_id"])
             if record is not None:
-                self._put(replace(record, cause=Cause(line["cause"]), told=line["told"]))
+                cause, polluted = Cause(line["cause"]), line.get("polluted", False)
+                self._put(replace(record, cause=cause, told=line["told"], polluted=polluted))
+        elif line["op"] == "ahead":
+            self._ahead[line["sandbox_id"]] = None
+        elif line["op"] == "drop":
+            self._forget(line["sandbox_id"])
         elif line["op"] == "end":
             self._put_ended(line["rollout_id"])
         else:
@@ -195,10 +219,14 @@ class Records:
         if len(self._sandboxes) > self._max_sandboxes:
             for old in self._sandboxes.values():
                 if old.cause is not None and old.told:
-                    del self._sandboxes[old.sandbox_id]
-                    if self._last_by_key.get(old.key) == old.sandbox_id:
-                        del self._last_by_key[old.key]
+                    self._forget(old.sandbox_id)
                     break
+
+    def _forget(self, sandbox_id: str) -> None:
+        self._ahead.pop(sandbox_id, None)
+        record = self._sandboxes.pop(sandbox_id, None)
+        if record is not None and self._last_by_key.get(record.key) == sandbox_id:
+            del self._last_by_key[record.key]
 
     def _put_ended(self, rollout_id: str) -> None:
         self._ended[rollout_id] = None
@@ -226,4 +254,9 @@ def _finish_line(record: SandboxRecord) -> dict[str, Any]:
         "sandbox_id": record.sandbox_id,
         "cause": str(record.cause),
         "told": record.told,
+        "polluted": record.polluted,
     }
+
+
+def _ahead_line(sandbox_id: str) -> dict[str, Any]:
+    return {"op": "ahead", "sandbox_id": sandbox_id}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -19,6 +20,7 @@ from sandbox.manager import SandboxManager
 from sandbox.requests import Policy, check_command, check_create, check_file
 from sandbox.types import Caller, Chunk, Command, ExecOutcome
 from servicekit import attributes
+from servicekit.calls import trimmed_timeout
 from servicekit.errors import InvalidArgument, Unauthenticated
 from servicekit.tokens import current_token
 
@@ -49,6 +51,7 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
             spec = convert.create_spec_from_proto(request, self._policy, _trace_parent())
             check_create(spec, request.template, request.network_profile, self._policy)
             check_run_id(request.run_id)
+            spec = replace(spec, wait_seconds=trimmed_timeout(None))
             created = await self._manager.create(caller, spec)
             span.set_attribute(attributes.SANDBOX_ID, created.info.sandbox_id)
         return pb.CreateSandboxResponse(

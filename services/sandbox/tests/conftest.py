@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from opentelemetry.metrics import Meter
 
 from sandbox.access import Gate
 from sandbox.admission import Admission, available_memory_bytes
@@ -16,7 +17,10 @@ from sandbox.backends.protocol import Backend, BackendInfo, BoxLost
 from sandbox.entry import Created
 from sandbox.fleet import Fleet
 from sandbox.manager import SandboxManager
+from sandbox.measures import Measures
+from sandbox.plans import Plans
 from sandbox.records import Records, SandboxRecord
+from sandbox.turns import Turns
 from sandbox.types import (
     MIB,
     BoxFile,
@@ -29,12 +33,15 @@ from sandbox.types import (
     ExecOutcome,
     FileContent,
     Limits,
+    Owner,
     Purpose,
     Role,
     SandboxInfo,
+    Template,
     Termination,
 )
 from servicekit.errors import FailedPrecondition, Unavailable
+from servicekit.metrics import silent_meter
 
 
 class ToldEvents:
@@ -79,6 +86,12 @@ class ScriptedBox:
         self.on_lost = on_lost
         self.destroyed = False
         self.commands: list[Command] = []
+        self.files: list[BoxFile] = []
+        self.owners: list[Owner] = []
+        self.spoilt = False
+        self.is_polluted = False
+        self.claiming = asyncio.Event()
+        self.claiming.set()
         self.release = asyncio.Event()
         self.release.set()
         self._gone = asyncio.Event()
@@ -95,12 +108,22 @@ class ScriptedBox:
             raise BoxLost("destroyed")
         return ExecOutcome(termination=Termination.EXITED, stdout=b"%d" % len(self.commands))
 
+    async def claim(self, owner: Owner) -> None:
+        self.owners.append(owner)
+        await self.claiming.wait()
+        if self.spoilt:
+            raise Unavailable("somebody else has it")
+
+    async def polluted(self) -> bool:
+        return self.is_polluted
+
     async def kill(self, exec_id: str) -> None:
         self.release.set()
 
     async def write_file(self, file: BoxFile) -> None:
         if file.path == "/work/refused":
             raise Unavailable("the write failed")
+        self.files.append(file)
 
     async def read_file(self, path: str, offset_bytes: int, max_bytes: int) -> FileContent:
         return FileContent(content=b"", size_bytes=0)
@@ -115,6 +138,7 @@ class ScriptedBackend:
 
     def __init__(self) -> None:
         self.boxes: dict[str, ScriptedBox] = {}
+        self.specs: list[BoxSpec] = []
         self.failures: list[Exception] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -128,6 +152,7 @@ class ScriptedBackend:
         return BackendInfo(backend="scripted", isolation="none")
 
     async def create(self, spec: BoxSpec, on_lost: Callable[[str], None]) -> ScriptedBox:
+        self.specs.append(spec)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
@@ -160,6 +185,9 @@ class Suite:
     events: ToldEvents
     backend: Backend
     clock: Callable[[], float]
+    plans: Plans
+    measures: Measures
+    turns: Turns
     ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def rollout_id(self) -> str:
@@ -236,30 +264,41 @@ def make_suite(
     provision_seconds: float = 10.0,
     max_sandboxes: int = 1000,
     memory_budget_bytes: int = 1 << 50,
+    reserve_bytes: int = 0,
+    available_bytes: Callable[[], int] = available_memory_bytes,
+    templates: Mapping[str, Template] | None = None,
+    warm_max: int = 32,
+    meter: Meter | None = None,
     events: ToldEvents | None = None,
 ) -> Suite:
     """Put a manager together; not started."""
     numbers = itertools.count()
     records = Records(folder / "records.jsonl")
     told = events or ToldEvents()
+    plans = Plans(default_template="host", most=warm_max, seconds=120.0, clock=clock)
+    measures = Measures(clock, meter or silent_meter())
+    turns = Turns(parallel_creates, queue_seconds, clock)
     fleet = Fleet(
         backend=backend,
         records=records,
         events=told,
         admission=Admission(
-            parallel_creates=parallel_creates,
-            queue_seconds=queue_seconds,
             max_sandboxes=max_sandboxes,
             memory_budget_bytes=memory_budget_bytes,
-            reserve_bytes=0,
-            available_bytes=available_memory_bytes,
+            reserve_bytes=reserve_bytes,
+            available_bytes=available_bytes,
+            clock=clock,
         ),
+        turns=turns,
+        templates=templates or {"host": Template()},
+        plans=plans,
+        measures=measures,
         provision_seconds=provision_seconds,
         clock=clock,
         new_id=lambda: f"sbx_{folder.name[-8:]}_{next(numbers):06d}",
     )
     manager = SandboxManager(fleet, records, Gate())
-    return Suite(manager, fleet, records, told, backend, clock)
+    return Suite(manager, fleet, records, told, backend, clock, plans, measures, turns)
 
 
 async def start_or_skip(suite: Suite) -> None:

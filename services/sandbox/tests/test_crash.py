@@ -23,8 +23,12 @@ from pathlib import Path
 from sandbox.admission import Admission
 from sandbox.backends.local import LocalBackend
 from sandbox.fleet import Fleet
+from sandbox.measures import Measures
+from sandbox.plans import Plans
 from sandbox.records import Records
-from sandbox.types import BoxKey, Command, CreateSpec, Limits, Purpose
+from sandbox.turns import Turns
+from sandbox.types import BoxKey, Command, CreateSpec, Limits, Purpose, Template
+from servicekit.metrics import silent_meter
 
 class Events:
     async def created(self, info): pass
@@ -36,8 +40,11 @@ async def main():
     numbers = itertools.count()
     fleet = Fleet(
         backend=backend, records=Records(folder / "records.jsonl"), events=Events(),
-        admission=Admission(parallel_creates=8, queue_seconds=30, max_sandboxes=100,
-            memory_budget_bytes=1 << 50, reserve_bytes=0, available_bytes=lambda: 1 << 40),
+        admission=Admission(max_sandboxes=100, memory_budget_bytes=1 << 50, reserve_bytes=0,
+            available_bytes=lambda: 1 << 40, clock=time.time),
+        turns=Turns(8, 30.0, time.time), templates={"host": Template()},
+        plans=Plans(default_template="host", most=0, seconds=1.0, clock=time.time),
+        measures=Measures(time.time, silent_meter()),
         provision_seconds=30, clock=time.time, new_id=lambda: f"sbx_crash_{next(numbers):06d}")
     await fleet.start()
     made = await asyncio.gather(*(

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from eventbus.envelope import new_envelope
 from eventbus.memory_bus import MemoryBus
-from sandbox.publisher import BusEvents, consume_endings
+from sandbox.publisher import BusEvents, consume
 from servicekit import identity
 
 
@@ -25,7 +25,7 @@ async def test_created_and_destroyed_are_told_once_and_an_outcome_destroys(
     suite = suite_maker(backend, tmp_path, clock, events=events)
     await suite.manager.start()
     stop = asyncio.Event()
-    consuming = asyncio.ensure_future(consume_endings(bus, suite.fleet, stop))
+    consuming = asyncio.ensure_future(consume(bus, suite.fleet, suite.plans, stop))
     scored, failed = suite.rollout_id(), suite.rollout_id()
     boxes = {one: (await suite.create(one)).info for one in (scored, failed)}
     await bus.publish(

@@ -1,0 +1,59 @@
+"""Puts a fleet together from the settings."""
+
+import time
+import uuid
+from collections.abc import Mapping
+
+from sandbox.admission import Admission, available_memory_bytes, total_memory_bytes
+from sandbox.backends.protocol import Backend
+from sandbox.events import Events
+from sandbox.fleet import Fleet
+from sandbox.measures import Measures
+from sandbox.plans import Plans
+from sandbox.records import Records
+from sandbox.settings import SandboxSettings
+from sandbox.turns import Turns
+from sandbox.types import MIB, Template
+
+
+def plans_of(settings: SandboxSettings) -> Plans:
+    """Return what adds up the needs of steps that are planned."""
+    return Plans(
+        default_template=settings.default_template,
+        most=settings.warm_max,
+        seconds=settings.warm_seconds,
+        clock=time.time,
+    )
+
+
+def fleet_of(
+    settings: SandboxSettings,
+    *,
+    backend: Backend,
+    records: Records,
+    events: Events,
+    templates: Mapping[str, Template],
+    plans: Plans,
+    measures: Measures,
+) -> Fleet:
+    """Return a fleet on this machine's memory and clock; not started."""
+    admission = Admission(
+        max_sandboxes=settings.max_sandboxes,
+        memory_budget_bytes=int(settings.memory_overcommit * total_memory_bytes()),
+        reserve_bytes=settings.reserve_mib * MIB,
+        available_bytes=available_memory_bytes,
+        clock=time.monotonic,
+    )
+    return Fleet(
+        backend=backend,
+        records=records,
+        events=events,
+        admission=admission,
+        turns=Turns(settings.parallel_creates, settings.queue_seconds, time.monotonic),
+        templates=templates,
+        plans=plans,
+        measures=measures,
+        provision_seconds=settings.provision_seconds,
+        clock=time.time,
+        new_id=lambda: f"sbx_{uuid.uuid4().hex}",
+    )

@@ -8,7 +8,7 @@ from hone.sandbox.v1 import sandbox_pb2_grpc
 
 from eventbus.nats_bus import NatsBus
 from sandbox.access import Gate
-from sandbox.assembly import fleet_of, plans_of
+from sandbox.assembly import fleet_of, plans_of, snapshots_of
 from sandbox.backends.table import BACKENDS
 from sandbox.manager import SandboxManager
 from sandbox.measures import Measures
@@ -18,7 +18,9 @@ from sandbox.records import Records
 from sandbox.requests import Policy
 from sandbox.servicer import SERVICE_NAME, SandboxServicer
 from sandbox.settings import SandboxSettings
+from sandbox.spool import Spool
 from sandbox.templates import load_templates
+from sandbox.transfers import Transfers
 from servicekit.errors import FailedPrecondition
 from servicekit.serve import App, run
 
@@ -41,6 +43,7 @@ async def build(app: App[SandboxSettings]) -> None:
     backend = BACKENDS[settings.backend](settings)
     backend.lock()  # before the journal is opened: one manager per folder
     records = Records(settings.data_dir / "records.jsonl")
+    snapshots = snapshots_of(settings, records)
     plans = plans_of(settings)
     fleet = fleet_of(
         settings,
@@ -50,8 +53,9 @@ async def build(app: App[SandboxSettings]) -> None:
         templates=templates,
         plans=plans,
         measures=measures,
+        on_rollout_end=snapshots.drop,
     )
-    manager = SandboxManager(fleet, records, Gate())
+    manager = SandboxManager(fleet, records, Gate(), snapshots)
     app.on_close(manager.close)
     info = await manager.start()
     log.log(
@@ -65,7 +69,8 @@ async def build(app: App[SandboxSettings]) -> None:
         default_idle_seconds=settings.default_idle_seconds,
         default_lifetime_seconds=settings.default_lifetime_seconds,
     )
-    servicer = SandboxServicer(manager, policy, app.tracer)
+    transfers = Transfers(manager.door, Spool(settings.data_dir / "spool"), snapshots)
+    servicer = SandboxServicer(manager, transfers, policy, app.tracer)
     sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(servicer, app.server)
     app.add_service(SERVICE_NAME)
     app.on_drain(manager.drain)

@@ -266,7 +266,7 @@ def _member(header: tarfile.TarInfo, extension: Mapping[str, str]) -> Member:
         if not re.fullmatch(r"\d{1,19}", extension["size"]) or int(extension["size"]) >= _MAX_SIZE:
             raise InvalidArgument(f"archive: size is {extension['size'][:50]!r}; must be a number")
         size = int(extension["size"])
-    modify_ns = header.mtime * 10**9
+    modify_ns = int(header.mtime) * 10**9
     if "mtime" in extension:
         modify_ns = _parse_time(extension["mtime"])
     return Member(

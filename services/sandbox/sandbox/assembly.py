@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sandbox.admission import Admission, available_memory_bytes, total_memory_bytes
 from sandbox.backends.protocol import Backend
@@ -12,6 +12,7 @@ from sandbox.measures import Measures
 from sandbox.plans import Plans
 from sandbox.records import Records
 from sandbox.settings import SandboxSettings
+from sandbox.snapshots import SnapshotStore
 from sandbox.turns import Turns
 from sandbox.types import MIB, Template
 
@@ -35,6 +36,7 @@ def fleet_of(
     templates: Mapping[str, Template],
     plans: Plans,
     measures: Measures,
+    on_rollout_end: Callable[[str], None],
 ) -> Fleet:
     """Return a fleet on this machine's memory and clock; not started."""
     admission = Admission(
@@ -56,4 +58,15 @@ def fleet_of(
         provision_seconds=settings.provision_seconds,
         clock=time.time,
         new_id=lambda: f"sbx_{uuid.uuid4().hex}",
+        on_rollout_end=on_rollout_end,
+    )
+
+
+def snapshots_of(settings: SandboxSettings, records: Records) -> SnapshotStore:
+    """Return what keeps snapshots; not opened."""
+    return SnapshotStore(
+        settings.data_dir / "snapshots",
+        max_bytes=settings.snapshots_mib * MIB,
+        clock=time.time,
+        has_ended=records.has_ended,
     )

@@ -1,6 +1,9 @@
 """Between protobuf messages and domain types; pure."""
 
-from collections.abc import Mapping
+import binascii
+import os
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -10,6 +13,7 @@ from sandbox.requests import Policy, fill_limits
 from sandbox.rootfs import WORKING_DIR
 from sandbox.types import (
     MIB,
+    ArchiveEnd,
     BoxFile,
     BoxKey,
     Caller,
@@ -17,6 +21,8 @@ from sandbox.types import (
     Command,
     CreateSpec,
     ExecOutcome,
+    FileEntry,
+    FileKind,
     Limits,
     Purpose,
     Role,
@@ -48,7 +54,17 @@ _TERMINATIONS: Mapping[Termination, "pb.Termination.ValueType"] = {
     Termination.SANDBOX_BROKEN_BY_WORKLOAD: pb.TERMINATION_SANDBOX_BROKEN_BY_WORKLOAD,
     Termination.KILLED: pb.TERMINATION_KILLED,
 }
+_FILE_KINDS: Mapping[FileKind, "pb.FileKind.ValueType"] = {
+    FileKind.FILE: pb.FILE_KIND_FILE,
+    FileKind.FOLDER: pb.FILE_KIND_FOLDER,
+    FileKind.LINK: pb.FILE_KIND_LINK,
+    FileKind.OTHER: pb.FILE_KIND_OTHER,
+}
 _DEFAULT_MODE = 0o644
+_FIRST_TIME, _LAST_TIME = -62_135_596_800.0, 253_402_300_799.0
+"""What a Timestamp can say; a workload can give its files any time."""
+_MAX_PAGE_BYTES = 2 * MIB
+"""A page of files ends early rather than be more than a gRPC message may."""
 
 
 def caller_from_token(token: RolloutToken) -> Caller:
@@ -135,6 +151,58 @@ def sandbox_to_proto(info: SandboxInfo) -> pb.Sandbox:
     )
 
 
+def file_entry_to_proto(entry: FileEntry) -> pb.FileEntry:
+    """Return the message of what is at a path."""
+    return pb.FileEntry(
+        name=_shown_name(entry.name),
+        kind=_FILE_KINDS[entry.kind],
+        size_bytes=entry.size_bytes,
+        mode=entry.mode,
+        modify_time=timestamp(min(max(entry.modify_time, _FIRST_TIME), _LAST_TIME)),
+        link_target=_shown_name(entry.link_target),
+    )
+
+
+def file_page_to_proto(
+    entries: Sequence[FileEntry], after: bytes, page_size: int
+) -> pb.ListFilesResponse:
+    """Return the page of a folder (sorted by the names' bytes) that begins behind a name."""
+    names = [os.fsencode(entry.name) for entry in entries]
+    begin = bisect_right(names, after) if after else 0
+    page, size = pb.ListFilesResponse(), 0
+    for position in range(begin, len(entries)):
+        message = file_entry_to_proto(entries[position])
+        size += message.ByteSize() + 8  # and its frame
+        if len(page.entries) == page_size or size > _MAX_PAGE_BYTES:
+            page.next_page_token = names[position - 1].hex()
+            break
+        page.entries.append(message)
+    return page
+
+
+def name_from_token(token: str) -> bytes:
+    """Return the last name of the page before.
+
+    Raises:
+        InvalidArgument: it is no token of ours.
+    """
+    try:
+        return binascii.unhexlify(token)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidArgument(
+            "page_token: not one that ListFiles returned", violations={"page_token": "is unknown"}
+        ) from error
+
+
+def archive_event_to_proto(event: bytes | ArchiveEnd) -> pb.DownloadTarResponse:
+    """Return the message of a piece of an archive, or of its end."""
+    if isinstance(event, bytes):
+        return pb.DownloadTarResponse(chunk=event)
+    return pb.DownloadTarResponse(
+        end=pb.DownloadTarEnd(size_bytes=event.size_bytes, sha256=event.sha256)
+    )
+
+
 def chunk_to_proto(chunk: Chunk) -> pb.OutputChunk:
     """Return the message of a piece of output."""
     return pb.OutputChunk(stream=_STREAMS[chunk.stream], data=chunk.data)
@@ -194,3 +262,8 @@ def duration(seconds: float) -> Duration:
 def _seconds(message: pb.CreateSandboxRequest | pb.ExecSpec, name: str, default: float) -> float:
     value: Duration = getattr(message, name)
     return value.ToNanoseconds() / 1e9 if message.HasField(name) else default  # type: ignore[arg-type]  # names are literals in the stubs
+
+
+def _shown_name(name: str) -> str:
+    """Return a name as protobuf can carry it: bytes that are no UTF-8 become backslash escapes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -60,6 +60,7 @@ class Fleet:
         provision_seconds: float,
         clock: Callable[[], float],
         new_id: Callable[[], str],
+        on_rollout_end: Callable[[str], None],
     ) -> None:
         """Owns nothing until `start`.
 
@@ -75,6 +76,7 @@ class Fleet:
             provision_seconds: How long one sandbox may take to become ready.
             clock: Seconds since the epoch.
             new_id: Makes sandbox ids, all of one length.
+            on_rollout_end: Told the rollout_id when an outcome is known, its sandboxes being gone.
         """
         self._backend = backend
         self._records = records
@@ -85,6 +87,7 @@ class Fleet:
         self._measures = measures
         self._alarms = Alarms(measures)
         self._clock = clock
+        self._on_rollout_end = on_rollout_end
         self._info: BackendInfo | None = None
         self._table = Table()
         self._creations = Creations()
@@ -138,6 +141,10 @@ class Fleet:
         entry = await self._creations.result(creation)
         return Created(info=entry.info(), created=not joined)
 
+    def has(self, key: BoxKey) -> bool:
+        """Say whether the sandbox of a key lives or is being made."""
+        return self._table.of_key(key) is not None or self._creations.of_key(key) is not None
+
     def find(self, sandbox_id: str) -> Entry | SandboxRecord | None:
         """Return a sandbox that lives, or the record of one that is gone."""
         dying = self._table.dying(sandbox_id)
@@ -158,16 +165,26 @@ class Fleet:
         await asyncio.shield(entry.destroying)
 
     async def end_rollout(self, rollout_id: str) -> None:
-        """Destroy a rollout's sandboxes because its outcome is known, and make none for it again."""
+        """Destroy a rollout's sandboxes because its outcome is known, and make none for its agent again.
+
+        Where it was known before, what graders have made since stays: they look at a stored rollout again.
+        """
+        again = self._records.has_ended(rollout_id)
         self._records.end_rollout(rollout_id)
         under_way = []
         for creation in self._creations.of_rollout(rollout_id):
+            if again and creation.spec.key.purpose is Purpose.GRADE:
+                continue
             if creation.queued:
                 self._creations.stop(creation, rollout_ended(rollout_id))
             else:
                 under_way.append(creation)  # sees the end itself and undoes what it made
         await ended(under_way)
-        await self._destroy(self._table.of_rollout(rollout_id), Cause.OUTCOME)
+        doomed = self._table.of_rollout(rollout_id)
+        if again:
+            doomed = [entry for entry in doomed if entry.record.key.purpose is Purpose.AGENT]
+        await self._destroy(doomed, Cause.OUTCOME)
+        self._on_rollout_end(rollout_id)
         await self._records.sync()
 
     async def cancel_run(self, run_id: str) -> int:
@@ -274,8 +291,7 @@ class Fleet:
             log.error("background work failed", exc_info=error)
 
     def _refuse_if_over(self, key: BoxKey) -> None:
-        if self._records.has_ended(key.rollout_id):
-            raise rollout_ended(key.rollout_id)
+        self._refuse_if_ended(key)
         last = self._records.last_of(key)
         record = self.find(last.sandbox_id) if last is not None else None
         if not isinstance(record, SandboxRecord):
@@ -284,6 +300,11 @@ class Fleet:
             raise gone(record)
         if key.purpose is Purpose.AGENT:
             raise had_one(key, record)
+
+    def _refuse_if_ended(self, key: BoxKey) -> None:
+        """Refuse an agent's sandbox after the outcome; a grader may look at a stored rollout again."""
+        if key.purpose is Purpose.AGENT and self._records.has_ended(key.rollout_id):
+            raise rollout_ended(key.rollout_id)
 
     def _begin(self, spec: CreateSpec, epoch: int) -> Creation:
         creation = Creation(spec=spec, epoch=epoch, begin_time=self._clock())
@@ -297,8 +318,7 @@ class Fleet:
         key = creation.spec.key
         try:
             await self._records.sync()
-            if self._records.has_ended(key.rollout_id):
-                raise rollout_ended(key.rollout_id)
+            self._refuse_if_ended(key)
             await self._events.created(entry.info())
         except BaseException:  # also when cancelled: what may have been told must end
             await self.destroy(entry, Cause.CANCELLED)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 from sandbox.backends.protocol import Backend, Box, BoxLost
 from sandbox.records import Records, SandboxRecord
+from sandbox.refusals import snapshot_mismatch
 from sandbox.types import BoxSpec, CreateSpec, Owner, Template
 from servicekit.errors import DeadlineExceeded, Unavailable
 
@@ -87,6 +88,9 @@ class Maker:
                 ),
                 self._died,
             )
+            if spec.rootfs_digest not in ("", box.rootfs_digest):
+                await box.destroy()
+                raise snapshot_mismatch(spec.snapshot_id, "root file system")
             await self._fill(box, record.sandbox_id, spec)
         return box
 

@@ -45,3 +45,12 @@ def run_cancelled(run_id: str) -> HoneError:
 def stopping() -> HoneError:
     """Return the answer to a create that came too late."""
     return Unavailable("the sandbox service is stopping", reason="DRAINING")
+
+
+def snapshot_mismatch(snapshot_id: str, what: str) -> HoneError:
+    """Return the answer to a create from a snapshot that was taken of something else."""
+    return FailedPrecondition(
+        f"snapshot {snapshot_id} was taken from a sandbox of another {what}; a sandbox starts only from a snapshot "
+        "of its own template and backend",
+        reason="SNAPSHOT_MISMATCH",
+    )

@@ -15,9 +15,11 @@ from opentelemetry import propagate, trace
 
 from eventbus.subjects import check_run_id
 from sandbox import convert
-from sandbox.files import check_path
+from sandbox.files import check_folder, check_path
 from sandbox.manager import SandboxManager
-from sandbox.requests import Policy, check_command, check_create, check_file
+from sandbox.requests import MAX_FILE_BYTES, Policy, check_command, check_create, check_file
+from sandbox.snapshots import check_snapshot_id
+from sandbox.transfers import Transfers
 from sandbox.types import Caller, Chunk, Command, ExecOutcome
 from servicekit import attributes
 from servicekit.calls import trimmed_timeout
@@ -28,6 +30,8 @@ SERVICE_NAME = "hone.sandbox.v1.SandboxService"
 
 _DEFAULT_PAGE = 100
 _MAX_PAGE = 1000
+_DEFAULT_FILES_PAGE = 1000
+_MAX_FILES_PAGE = 10_000
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[Any, Any]
@@ -36,9 +40,16 @@ if TYPE_CHECKING:
 class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
     """Answers the calls of sandbox.proto."""
 
-    def __init__(self, manager: SandboxManager, policy: Policy, tracer: trace.Tracer) -> None:
-        """Hands everything to `manager`."""
+    def __init__(
+        self,
+        manager: SandboxManager,
+        transfers: Transfers,
+        policy: Policy,
+        tracer: trace.Tracer,
+    ) -> None:
+        """Hands everything to `manager`, archives and snapshots to `transfers`."""
         self._manager = manager
+        self._transfers = transfers
         self._policy = policy
         self._tracer = tracer
 
@@ -49,6 +60,8 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
         caller = _caller()
         with self._span(attributes.SPAN_SANDBOX_CREATE, request.rollout_id) as span:
             spec = convert.create_spec_from_proto(request, self._policy, _trace_parent())
+            if spec.snapshot_id:
+                check_snapshot_id(spec.snapshot_id)
             check_create(spec, request.template, request.network_profile, self._policy)
             check_run_id(request.run_id)
             spec = replace(spec, wait_seconds=trimmed_timeout(None))
@@ -116,6 +129,79 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
         )
         return pb.ReadFileResponse(content=read.content, size_bytes=read.size_bytes)
 
+    async def ListFiles(
+        self, request: pb.ListFilesRequest, context: Context
+    ) -> pb.ListFilesResponse:
+        """List a folder, in order of name."""
+        caller = _caller()
+        check_folder(request.path, "path")
+        if not 0 <= request.page_size <= _MAX_FILES_PAGE:
+            raise InvalidArgument(
+                f"page_size: found {request.page_size}; at most {_MAX_FILES_PAGE}"
+            )
+        after = convert.name_from_token(request.page_token)
+        found = await self._manager.list_files(
+            caller, request.rollout_id, request.sandbox_id, request.path
+        )
+        return convert.file_page_to_proto(found, after, request.page_size or _DEFAULT_FILES_PAGE)
+
+    async def StatFile(self, request: pb.StatFileRequest, context: Context) -> pb.StatFileResponse:
+        """Say what a path is."""
+        caller = _caller()
+        check_folder(request.path, "path")
+        entry = await self._manager.stat_file(
+            caller, request.rollout_id, request.sandbox_id, request.path
+        )
+        return pb.StatFileResponse(entry=convert.file_entry_to_proto(entry))
+
+    async def UploadTar(
+        self, request_iterator: AsyncIterator[pb.UploadTarRequest], context: Context
+    ) -> pb.UploadTarResponse:
+        """Unpack an archive that comes in pieces."""
+        caller = _caller()
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("part") != "target":
+            raise InvalidArgument("part: the first message must have the target")
+        target = first.target
+        check_folder(target.folder, "target.folder")
+        size = await self._transfers.upload_tar(
+            caller, target.rollout_id, target.sandbox_id, target.folder, _pieces(request_iterator)
+        )
+        return pb.UploadTarResponse(size_bytes=size)
+
+    async def DownloadTar(
+        self, request: pb.DownloadTarRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadTarResponse]:
+        """Pack a folder or file and send it in pieces."""
+        caller = _caller()
+        check_folder(request.path, "path")
+        events = self._transfers.download_tar(
+            caller, request.rollout_id, request.sandbox_id, request.path
+        )
+        async with aclosing(events):  # a call that is cancelled lets go of its archive at once
+            async for event in events:
+                yield convert.archive_event_to_proto(event)
+
+    async def CreateSnapshot(
+        self, request: pb.CreateSnapshotRequest, context: Context
+    ) -> pb.CreateSnapshotResponse:
+        """Save a sandbox's file system."""
+        caller = _caller()
+        check_snapshot_id(request.snapshot_id)
+        saved = await self._transfers.create_snapshot(
+            caller, request.rollout_id, request.sandbox_id, request.snapshot_id
+        )
+        return pb.CreateSnapshotResponse(size_bytes=saved.size_bytes, sha256=saved.sha256)
+
+    async def DeleteSnapshot(
+        self, request: pb.DeleteSnapshotRequest, context: Context
+    ) -> pb.DeleteSnapshotResponse:
+        """Remove a snapshot."""
+        caller = _caller()
+        check_snapshot_id(request.snapshot_id)
+        self._transfers.delete_snapshot(caller, request.rollout_id, request.snapshot_id)
+        return pb.DeleteSnapshotResponse()
+
     async def ExtendLifetime(
         self, request: pb.ExtendLifetimeRequest, context: Context
     ) -> pb.ExtendLifetimeResponse:
@@ -134,7 +220,7 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
         self, request: pb.GetSandboxRequest, context: Context
     ) -> pb.GetSandboxResponse:
         """Say what is known of a sandbox."""
-        info = self._manager.get(_caller(), request.rollout_id, request.sandbox_id)
+        info = await self._manager.get(_caller(), request.rollout_id, request.sandbox_id)
         return pb.GetSandboxResponse(sandbox=convert.sandbox_to_proto(info))
 
     async def ListSandboxes(
@@ -197,6 +283,17 @@ def _caller() -> Caller:
             f"needs a rollout token in the metadata {attributes.TOKEN_METADATA_KEY}"
         )
     return convert.caller_from_token(token)
+
+
+async def _pieces(messages: AsyncIterator[pb.UploadTarRequest]) -> AsyncIterator[bytes]:
+    async for message in messages:
+        if message.WhichOneof("part") != "chunk":
+            raise InvalidArgument("part: all messages but the first must have a chunk")
+        if len(message.chunk) > MAX_FILE_BYTES:
+            raise InvalidArgument(
+                f"chunk: has {len(message.chunk)} bytes; at most {MAX_FILE_BYTES} fit one message"
+            )
+        yield message.chunk
 
 
 def _trace_parent() -> str:

@@ -1,6 +1,7 @@
 """Settings of the sandbox service; environment prefix HONE_SANDBOX_."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +29,9 @@ class RemoteOptions(BaseModel):
     user: str = "root"
     """Of the sandbox; runs every command."""
     creates_per_second: float = Field(default=5.0, gt=0)
+    """What the service allows."""
+    pace_seconds: float = Field(default=5.0, gt=0)
+    """Longest wait for it; then RESOURCE_EXHAUSTED (REMOTE_PACE)."""
     call_seconds: float = Field(default=20.0, gt=0)
     """How long one call may take."""
     create_seconds: float = Field(default=60.0, gt=0)
@@ -62,6 +66,34 @@ class OptimisticOptions(BaseModel):
     """Of the files of an environment; one with more counts as changed."""
 
 
+class DockerOptions(BaseModel):
+    """Of the backend docker."""
+
+    model_config = ConfigDict(frozen=True)
+
+    host: str = "unix:///var/run/docker.sock"
+    """The daemon: unix:///PATH, or tcp://ADDRESS:PORT without TLS."""
+    image: str = ""
+    """What sandboxes start from where their template names no image; required, best by digest, with /bin/sh."""
+    runtime: str = ""
+    """For example runsc or kata; empty means the daemon's own default."""
+    user: str = Field(default="1000:1000", pattern=r"^\d{1,9}:\d{1,9}$")
+    """User and group, as numbers, that every command runs as."""
+    writable_root: bool = False
+    """Whether the root can be written to; needs a storage driver that limits its size (overlay2 on XFS with pquota)."""
+    networks: Mapping[str, str] = Field(default_factory=dict)
+    """The daemon's network for each network profile but none."""
+    parallel_calls: int = Field(default=16, ge=2)
+    """Calls that the daemon is asked at once; more wait in order."""
+    call_seconds: float = Field(default=20.0, gt=0)
+    """How long one call may take."""
+
+    def user_and_group(self) -> tuple[int, int]:
+        """Return both as numbers."""
+        user, _, group = self.user.partition(":")
+        return int(user), int(group)
+
+
 class SandboxSettings(ServiceSettings):
     """What the sandbox service needs to know. `token_key_file` is required: every call is checked."""
 
@@ -69,7 +101,7 @@ class SandboxSettings(ServiceSettings):
         env_prefix="HONE_SANDBOX_", env_nested_delimiter="__", frozen=True, extra="ignore"
     )
 
-    backend: Literal["local", "remote", "state", "optimistic"] = "local"
+    backend: Literal["local", "remote", "state", "optimistic", "docker"] = "local"
     """Which backend makes the sandboxes."""
     templates_file: Path | None = None
     """YAML: what sandboxes start from, by name; see `templates.py`. `host` is always there."""
@@ -79,6 +111,8 @@ class SandboxSettings(ServiceSettings):
     """Most sandboxes kept ready for the steps that runs announce; 0 keeps none but those of the templates."""
     warm_seconds: float = Field(default=120.0, gt=0)
     """How long after its announcement a step's sandboxes are kept ready."""
+    snapshots_mib: int = Field(default=8192, ge=0)
+    """Most that all snapshots may take of the disk."""
     parallel_creates: int = Field(default=4 * (os.cpu_count() or 1), ge=1)
     """Creations under way at once; more wait in order."""
     queue_seconds: float = Field(default=10.0, gt=0)
@@ -98,3 +132,4 @@ class SandboxSettings(ServiceSettings):
     remote: RemoteOptions = RemoteOptions()
     state: StateOptions = StateOptions()
     optimistic: OptimisticOptions = OptimisticOptions()
+    docker: DockerOptions = DockerOptions()

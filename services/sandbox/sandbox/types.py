@@ -192,6 +192,8 @@ class CreateSpec:
     """Start from this snapshot of the same rollout; empty means the template as it is."""
     snapshot: Path | None = None
     """Where that snapshot lies; the manager fills it in."""
+    rootfs_digest: str = ""
+    """What that snapshot was taken over; a sandbox that starts from anything else is not made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +265,15 @@ class FileContent:
     content: bytes
     size_bytes: int
     """Of the whole file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveEnd:
+    """The whole archive has been sent."""
+
+    size_bytes: int
+    sha256: str
+    """Hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.metrics import Meter
@@ -20,6 +21,9 @@ from sandbox.manager import SandboxManager
 from sandbox.measures import Measures
 from sandbox.plans import Plans
 from sandbox.records import Records, SandboxRecord
+from sandbox.snapshots import SnapshotStore
+from sandbox.spool import Spool
+from sandbox.transfers import Transfers
 from sandbox.turns import Turns
 from sandbox.types import (
     MIB,
@@ -142,6 +146,7 @@ class ScriptedBackend:
         self.failures: list[Exception] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.dies_at_birth = False
         self.under_way = 0
         self.most_under_way = 0
 
@@ -163,6 +168,8 @@ class ScriptedBackend:
             self.under_way -= 1
         box = ScriptedBox(spec.sandbox_id, on_lost)
         self.boxes[spec.sandbox_id] = box
+        if self.dies_at_birth:
+            on_lost(spec.sandbox_id)
         return box
 
     async def reap(self, known: frozenset[str]) -> int:
@@ -180,6 +187,8 @@ class Suite:
     """A manager with everything a test wants to look at."""
 
     manager: SandboxManager
+    transfers: Transfers
+    snapshots: SnapshotStore
     fleet: Fleet
     records: Records
     events: ToldEvents
@@ -270,10 +279,18 @@ def make_suite(
     warm_max: int = 32,
     meter: Meter | None = None,
     events: ToldEvents | None = None,
+    snapshots_bytes: int = 1 << 40,
+    transfer_limits: Mapping[str, Any] | None = None,
 ) -> Suite:
     """Put a manager together; not started."""
     numbers = itertools.count()
     records = Records(folder / "records.jsonl")
+    snapshots = SnapshotStore(
+        folder / "snapshots",
+        max_bytes=snapshots_bytes,
+        clock=clock,
+        has_ended=records.has_ended,
+    )
     told = events or ToldEvents()
     plans = Plans(default_template="host", most=warm_max, seconds=120.0, clock=clock)
     measures = Measures(clock, meter or silent_meter())
@@ -296,9 +313,25 @@ def make_suite(
         provision_seconds=provision_seconds,
         clock=clock,
         new_id=lambda: f"sbx_{folder.name[-8:]}_{next(numbers):06d}",
+        on_rollout_end=snapshots.drop,
     )
-    manager = SandboxManager(fleet, records, Gate())
-    return Suite(manager, fleet, records, told, backend, clock, plans, measures, turns)
+    manager = SandboxManager(fleet, records, Gate(), snapshots)
+    transfers = Transfers(
+        manager.door, Spool(folder / "spool"), snapshots, **(transfer_limits or {})
+    )
+    return Suite(
+        manager=manager,
+        transfers=transfers,
+        snapshots=snapshots,
+        fleet=fleet,
+        records=records,
+        events=told,
+        backend=backend,
+        clock=clock,
+        plans=plans,
+        measures=measures,
+        turns=turns,
+    )
 
 
 async def start_or_skip(suite: Suite) -> None:

@@ -45,7 +45,8 @@ async def main():
         turns=Turns(8, 30.0, time.time), templates={"host": Template()},
         plans=Plans(default_template="host", most=0, seconds=1.0, clock=time.time),
         measures=Measures(time.time, silent_meter()),
-        provision_seconds=30, clock=time.time, new_id=lambda: f"sbx_crash_{next(numbers):06d}")
+        provision_seconds=30, clock=time.time, new_id=lambda: f"sbx_crash_{next(numbers):06d}",
+        on_rollout_end=lambda _: None)
     await fleet.start()
     made = await asyncio.gather(*(
         fleet.obtain(CreateSpec(

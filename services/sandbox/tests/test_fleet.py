@@ -82,7 +82,7 @@ async def test_an_idle_sandbox_goes_and_every_call_renews(suite, clock):
     await suite.fleet.expire()
     assert suite.events.causes(info.sandbox_id) == ["idle"]
     with pytest.raises(NotFound, match="idle"):
-        suite.manager.get(caller, rollout_id, info.sandbox_id)
+        await suite.manager.get(caller, rollout_id, info.sandbox_id)
     with pytest.raises(FailedPrecondition) as caught:
         await suite.create(rollout_id)
     assert caught.value.reason == "SANDBOX_ENDED"
@@ -123,7 +123,7 @@ async def test_destroy_is_idempotent_and_only_for_the_owner(suite):
     await suite.manager.destroy(owner, rollout_id, "sbx_never_was")
     assert suite.events.causes(info.sandbox_id) == ["requested"]
     with pytest.raises(NotFound):
-        suite.manager.get(owner, rollout_id, info.sandbox_id)
+        await suite.manager.get(owner, rollout_id, info.sandbox_id)
 
 
 async def test_destroy_by_run_takes_the_run_alone(suite, backend):

@@ -57,7 +57,9 @@ async def _serve(suite, folder):
     generate_key_file(key_file)
 
     def add(server):
-        servicer = SandboxServicer(suite.manager, Policy(), trace.get_tracer("test"))
+        servicer = SandboxServicer(
+            suite.manager, suite.transfers, Policy(), trace.get_tracer("test")
+        )
         sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(servicer, server)
 
     async with running_server(add, verifier=TokenVerifier(key_file, time.time)) as address:

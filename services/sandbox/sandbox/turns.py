@@ -123,6 +123,14 @@ class Turns:
                 del self._lines[run_id]
 
     def _pass_on(self) -> None:
+        while (waiter := self._next()) is not None:
+            if not waiter.done():  # else it was cancelled and has not run since
+                waiter.set_result(None)
+                return
+        self._free += 1
+
+    def _next(self) -> "asyncio.Future[None] | None":
+        """Take the waiter whose turn it is out of its line."""
         if self._lines:
             run_id, line = next(iter(self._lines.items()))
             waiter = next(iter(line))
@@ -131,10 +139,9 @@ class Turns:
                 self._lines.move_to_end(run_id)
             else:
                 del self._lines[run_id]
-        elif self._idle_line:
+            return waiter
+        if self._idle_line:
             waiter = next(iter(self._idle_line))
             del self._idle_line[waiter]
-        else:
-            self._free += 1
-            return
-        waiter.set_result(None)
+            return waiter
+        return None

@@ -49,7 +49,8 @@ def test_a_journal_that_was_cut_off_is_read_up_to_the_cut(tmp_path):
     records = Records(path)
     records.begin(_record(1))
     records.begin(_record(2))
-    records.finish("sbx_2", Cause.OUTCOME, told=True)
+    records.finish("sbx_2", Cause.OUTCOME, polluted=True)
+    records.mark_told("sbx_2")
     records.end_rollout("r2")
     records.close()
     with path.open("a") as file:
@@ -57,6 +58,7 @@ def test_a_journal_that_was_cut_off_is_read_up_to_the_cut(tmp_path):
     again = Records(path)
     assert [(r.sandbox_id, r.cause) for r in again.untold()] == [("sbx_1", Cause.MANAGER_LOST)]
     assert again.get("sbx_2").cause is Cause.OUTCOME
+    assert again.get("sbx_2").polluted
     assert again.has_ended("r2")
     assert dict(again.newest_epochs()) == {"r1": 1, "r2": 2}
     again.close()
@@ -68,13 +70,45 @@ def test_the_journal_stays_bounded(tmp_path):
     records = Records(path, max_sandboxes=10, max_ended=10)
     for number in range(6000):
         records.begin(_record(number))
-        records.finish(f"sbx_{number}", Cause.OUTCOME, told=True)
+        records.finish(f"sbx_{number}", Cause.OUTCOME)
+        records.mark_told(f"sbx_{number}")
         records.end_rollout(f"r{number}")
     assert len(path.read_text().splitlines()) < 10_000
     assert records.get("sbx_5999") is not None
     assert records.get("sbx_0") is None
     assert records.has_ended("r5999")
     assert not records.has_ended("r0")
+    records.close()
+
+
+def test_what_was_made_ahead_is_told_to_nobody_until_it_is_somebodys(tmp_path):
+    path = tmp_path / "records.jsonl"
+    records = Records(path)
+    for number in (1, 2, 3, 4):
+        records.begin_ahead(f"sbx_{number}")
+    records.drop("sbx_2")  # given up
+    records.begin(_record(3))  # handed over
+    records.begin(_record(4))
+    records.drop("sbx_4")  # could not be handed over
+    assert records.last_of(_record(4).key) is None
+    records.close()
+    again = Records(path)
+    assert [(r.sandbox_id, r.cause) for r in again.untold()] == [("sbx_3", Cause.MANAGER_LOST)]
+    assert [again.get(f"sbx_{number}") for number in (1, 2, 4)] == [None] * 3
+    again.close()
+    assert "ahead" not in path.read_text()
+
+
+def test_what_is_made_ahead_survives_a_rewrite_of_the_journal(tmp_path):
+    path = tmp_path / "records.jsonl"
+    records = Records(path, max_sandboxes=10, max_ended=10)
+    records.begin_ahead("sbx_kept")
+    for number in range(20_000):
+        records.begin_ahead(f"sbx_{number}")
+        records.drop(f"sbx_{number}")
+    lines = path.read_text().splitlines()
+    assert len(lines) < 20_000
+    assert '{"op": "ahead", "sandbox_id": "sbx_kept"}' in lines
     records.close()
 
 

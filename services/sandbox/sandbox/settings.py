@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import SettingsConfigDict
 
+from sandbox.backends.kubernetes_options import KubernetesOptions
 from servicekit.settings import ServiceSettings
 
 
@@ -101,7 +102,7 @@ class SandboxSettings(ServiceSettings):
         env_prefix="HONE_SANDBOX_", env_nested_delimiter="__", frozen=True, extra="ignore"
     )
 
-    backend: Literal["local", "remote", "state", "optimistic", "docker"] = "local"
+    backend: Literal["local", "remote", "state", "optimistic", "docker", "kubernetes"] = "local"
     """Which backend makes the sandboxes."""
     templates_file: Path | None = None
     """YAML: what sandboxes start from, by name; see `templates.py`. `host` is always there."""
@@ -133,3 +134,4 @@ class SandboxSettings(ServiceSettings):
     state: StateOptions = StateOptions()
     optimistic: OptimisticOptions = OptimisticOptions()
     docker: DockerOptions = DockerOptions()
+    kubernetes: KubernetesOptions = KubernetesOptions()

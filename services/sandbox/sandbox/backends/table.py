@@ -12,10 +12,38 @@ def _local(settings: SandboxSettings) -> Backend:
     return LocalBackend(settings.data_dir)
 
 
+def _remote(settings: SandboxSettings) -> Backend:
+    import random
+
+    from sandbox.backends.remote import RemoteBackend
+
+    return RemoteBackend(settings.data_dir, settings.remote, random_source=random.Random())
+
+
 def _state(settings: SandboxSettings) -> Backend:
     from sandbox.backends.state import StateBackend
 
     return StateBackend(settings.data_dir, settings.state)
 
 
-BACKENDS: dict[str, Callable[[SandboxSettings], Backend]] = {"local": _local, "state": _state}
+def _docker(settings: SandboxSettings) -> Backend:
+    from sandbox.backends.docker import DockerBackend
+
+    return DockerBackend(settings.data_dir, settings.docker)
+
+
+def _kubernetes(settings: SandboxSettings) -> Backend:
+    import random
+
+    from sandbox.backends.kubernetes import KubernetesBackend
+
+    return KubernetesBackend(settings.data_dir, settings.kubernetes, rng=random.Random())
+
+
+BACKENDS: dict[str, Callable[[SandboxSettings], Backend]] = {
+    "local": _local,
+    "remote": _remote,
+    "state": _state,
+    "docker": _docker,
+    "kubernetes": _kubernetes,
+}

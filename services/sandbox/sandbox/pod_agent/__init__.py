@@ -1,0 +1,1 @@
+"""The process in each pod that runs commands and moves files; standard library only, carried in as one file."""

@@ -1,0 +1,72 @@
+"""The agent's entry: `python3 -I -S agent.pyz --host ADDRESS --token-sha256 DIGEST`, Python 3.10 or newer.
+
+It holds no secret: of the token it knows the digest alone, and it runs nothing before it has shut out debuggers.
+"""
+
+import argparse
+import asyncio
+import gc
+import os
+import re
+import signal
+
+from sandbox.pod_agent import protocol
+from sandbox.pod_agent.counters import Counters
+from sandbox.pod_agent.execs import Execs
+from sandbox.pod_agent.reaper import Reaper
+from sandbox.pod_agent.server import Server, TokenLock, describe, serve
+from sandbox.pod_agent.supervise import Identity
+from sandbox.pod_agent.workers import Workers
+from sandbox.spawner import syscalls
+
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGPIPE, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the agent."""
+    options = _parse(arguments)
+    # As the pod's first process, only signals with a handler reach it from inside; so there are none but SIGCHLD's.
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    syscalls.set_not_dumpable()
+    syscalls.set_child_subreaper()  # where it is not the pod's first process
+    identity = Identity(
+        uid=options.uid if options.uid >= 0 else os.getuid(),
+        gid=options.gid if options.gid >= 0 else os.getgid(),
+        switch=options.uid >= 0 and options.uid != os.getuid(),
+        max_processes=options.max_processes,
+    )
+    asyncio.run(_run(options, identity))
+
+
+async def _run(options: argparse.Namespace, identity: Identity) -> None:
+    reaper = Reaper(asyncio.get_running_loop())
+    reaper.start()
+    folders = tuple(options.folder)
+    server = Server(
+        TokenLock(options.token_sha256),
+        options.pin,
+        Execs(identity, reaper, Counters(options.cgroup)),
+        Workers(identity, reaper, folders),
+        describe(identity.uid, identity.switch, folders),
+    )
+    gc.freeze()  # children are forks; what is not collected stays shared with them
+    await serve(server, options.host, options.port)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="agent", description=__doc__)
+    parser.add_argument("--host", required=True, help="address to listen on, the pod's own")
+    parser.add_argument("--port", type=int, default=protocol.PORT)
+    parser.add_argument("--token-sha256", default="", help="hexadecimal digest of the token")
+    parser.add_argument("--pin", action="store_true", help="let the first caller set the token")
+    parser.add_argument("--uid", type=int, default=-1, help="run commands as this user")
+    parser.add_argument("--gid", type=int, default=-1)
+    parser.add_argument("--max-processes", type=int, default=0, help="of the commands' user")
+    parser.add_argument("--cgroup", default="/sys/fs/cgroup", help="where the counters are")
+    parser.add_argument("--folder", action="append", default=[], help="a writable folder; repeat")
+    options = parser.parse_args(arguments)
+    if not options.pin and not _DIGEST.fullmatch(options.token_sha256):
+        parser.error("--token-sha256 must be 64 hexadecimal digits, or --pin be given")
+    return options

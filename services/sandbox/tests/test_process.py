@@ -1,80 +1,24 @@
 """The whole service as a process, with a real nats-server: SIGTERM drains, SIGKILL is recovered from, NATS may go."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from hone.sandbox.v1 import sandbox_pb2 as pb
 from hone.sandbox.v1 import sandbox_pb2_grpc
+from service_process import ROLLOUT, Service
 
 from eventbus.nats_bus import NatsBus
 from eventbus.testing import nats_server
-from servicekit.channels import connect
 from servicekit.errors import Unavailable
-from servicekit.tokens import TokenMinter, generate_key_file
 
 __all__ = ["nats_server"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.fault]
-
-ROLLOUT = "01890000-0000-7000-8000-00000000000a"
-
-
-class Service:
-    """`python -m sandbox` in a folder."""
-
-    def __init__(self, folder: Path, nats_url: str) -> None:
-        self.folder = folder
-        self.key_file = folder / "key.pem"
-        generate_key_file(self.key_file)
-        self._settings = {
-            "HONE_SANDBOX_PORT": "0",
-            "HONE_SANDBOX_DATA_DIR": str(folder / "data"),
-            "HONE_SANDBOX_NATS_URL": nats_url,
-            "HONE_SANDBOX_TOKEN_KEY_FILE": str(self.key_file),
-        }
-        self.process: subprocess.Popen[bytes] | None = None
-        self.port = 0
-        self.said: list[dict[str, object]] = []
-
-    async def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "sandbox"],
-            env={**os.environ, **self._settings},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            cwd="/",
-        )
-        while True:
-            assert self.process.stderr is not None
-            line = await asyncio.to_thread(self.process.stderr.readline)
-            assert line, f"the service ended: {self.said}"
-            said = json.loads(line)
-            self.said.append(said)
-            if "cannot start" in said["message"]:
-                if "does not let" in said["message"]:
-                    pytest.skip(said["message"])
-                raise AssertionError(said)
-            if said["message"] == "serving":
-                self.port = said["port"]
-                return
-
-    async def end(self, number: int) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        _, rest = await asyncio.to_thread(self.process.communicate)
-        self.said += [json.loads(line) for line in rest.splitlines()]
-        return self.process.returncode
-
-    def connect(self):
-        minter = TokenMinter(self.key_file, time.time)
-        return connect(f"127.0.0.1:{self.port}", token=lambda: minter.mint(ROLLOUT, 1, "agent", 60))
 
 
 @pytest.fixture
@@ -159,7 +103,7 @@ async def test_a_create_waits_while_nats_is_away(service, nats_server):
 async def test_a_folder_has_one_manager(service, nats_server):
     second = subprocess.run(
         [sys.executable, "-m", "sandbox"],
-        env={**os.environ, **service._settings},
+        env={**os.environ, **service.settings},
         cwd="/",
         capture_output=True,
         text=True,

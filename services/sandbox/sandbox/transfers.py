@@ -59,6 +59,11 @@ class Transfers:
         self._transfer_seconds = transfer_seconds
         self._max_archive_bytes = max_archive_bytes
 
+    @property
+    def full(self) -> bool:
+        """Whether the next archive has to wait."""
+        return self._places.locked()
+
     async def upload_tar(
         self,
         caller: Caller,

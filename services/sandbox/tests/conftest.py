@@ -21,7 +21,7 @@ from sandbox.manager import SandboxManager
 from sandbox.measures import Measures
 from sandbox.plans import Plans
 from sandbox.records import Records, SandboxRecord
-from sandbox.snapshots import SnapshotStore
+from sandbox.snapshots import Snapshot, SnapshotStore
 from sandbox.spool import Spool
 from sandbox.transfers import Transfers
 from sandbox.turns import Turns
@@ -35,7 +35,9 @@ from sandbox.types import (
     Command,
     CreateSpec,
     ExecOutcome,
+    Feature,
     FileContent,
+    FileEntry,
     Limits,
     Owner,
     Purpose,
@@ -92,6 +94,11 @@ class ScriptedBox:
         self.commands: list[Command] = []
         self.files: list[BoxFile] = []
         self.owners: list[Owner] = []
+        self.entries: list[FileEntry] = []
+        self.unpacked: list[tuple[str, bytes]] = []
+        self.archive = b"archive"
+        self.paths: list[Path] = []
+        self.inside = asyncio.Event()
         self.spoilt = False
         self.is_polluted = False
         self.claiming = asyncio.Event()
@@ -132,6 +139,32 @@ class ScriptedBox:
     async def read_file(self, path: str, offset_bytes: int, max_bytes: int) -> FileContent:
         return FileContent(content=b"", size_bytes=0)
 
+    async def list_files(self, path: str) -> list[FileEntry]:
+        return self.entries
+
+    async def stat_file(self, path: str) -> FileEntry:
+        return self.entries[0]
+
+    async def unpack(self, folder: str, archive: Path) -> None:
+        self.unpacked.append((folder, archive.read_bytes()))
+        await self._held(archive)
+
+    async def pack(self, path: str, archive: Path, max_bytes: int) -> None:
+        archive.write_bytes(self.archive[:max_bytes])
+        await self._held(archive)
+
+    async def snapshot(self, target: Path) -> None:
+        target.write_bytes(self.archive)
+        await self._held(target)
+
+    async def _held(self, path: Path) -> None:
+        """Stay inside a call about a file on the manager's disk until the test lets go."""
+        self.paths.append(path)
+        self.inside.set()
+        await self.release.wait()
+        if self.destroyed:
+            raise BoxLost("destroyed")
+
     async def destroy(self) -> None:
         self.destroyed = True
         self._gone.set()
@@ -142,6 +175,8 @@ class ScriptedBackend:
 
     def __init__(self) -> None:
         self.boxes: dict[str, ScriptedBox] = {}
+        self.features = frozenset(Feature)
+        self.digest = "sha256:0"
         self.specs: list[BoxSpec] = []
         self.failures: list[Exception] = []
         self.gate = asyncio.Event()
@@ -154,7 +189,7 @@ class ScriptedBackend:
         pass
 
     async def start(self) -> BackendInfo:
-        return BackendInfo(backend="scripted", isolation="none")
+        return BackendInfo(backend="scripted", isolation="none", features=self.features)
 
     async def create(self, spec: BoxSpec, on_lost: Callable[[str], None]) -> ScriptedBox:
         self.specs.append(spec)
@@ -167,6 +202,7 @@ class ScriptedBackend:
         finally:
             self.under_way -= 1
         box = ScriptedBox(spec.sandbox_id, on_lost)
+        box.rootfs_digest = self.digest
         self.boxes[spec.sandbox_id] = box
         if self.dies_at_birth:
             on_lost(spec.sandbox_id)
@@ -261,6 +297,30 @@ class UsableBox:
             max_bytes=max_bytes,
         )
         return read.content
+
+    async def list_files(self, path: str) -> list[FileEntry]:
+        return await self.suite.manager.list_files(*self._target, path)
+
+    async def stat_file(self, path: str) -> FileEntry:
+        return await self.suite.manager.stat_file(*self._target, path)
+
+    async def upload(self, folder: str, archive: bytes, piece_bytes: int = 1 << 20) -> int:
+        async def pieces() -> AsyncIterator[bytes]:
+            for begin in range(0, len(archive), piece_bytes):
+                yield archive[begin : begin + piece_bytes]
+
+        return await self.suite.transfers.upload_tar(*self._target, folder, pieces())
+
+    async def download(self, path: str) -> bytes:
+        events = [one async for one in self.suite.transfers.download_tar(*self._target, path)]
+        return b"".join(one for one in events if isinstance(one, bytes))
+
+    async def save(self, snapshot_id: str) -> Snapshot:
+        return await self.suite.transfers.create_snapshot(*self._target, snapshot_id)
+
+    @property
+    def _target(self) -> tuple[Caller, str, str]:
+        return self.caller, self.info.key.rollout_id, self.info.sandbox_id
 
 
 def make_suite(

@@ -11,6 +11,7 @@ from opentelemetry import trace
 
 from sandbox.requests import Policy
 from sandbox.servicer import SandboxServicer
+from sandbox.types import Feature
 from servicekit.channels import connect
 from servicekit.errors import (
     FailedPrecondition,
@@ -73,24 +74,47 @@ def _create(rollout_id: str, **fields) -> pb.CreateSandboxRequest:
     return pb.CreateSandboxRequest(**(base | fields))
 
 
+SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"]
+METHODS = [method.name for method in SERVICE.methods]
+ABOUT_NO_SANDBOX = ("CreateSandbox", "DeleteSnapshot")
+FOR_OPERATORS = ("ListSandboxes", "DestroyByRun")
+FOR_ALL = ("GetStats",)
+
+
 def _calls(client: Client, rollout_id: str, sandbox_id: str):
-    """Every call about one sandbox, by name."""
+    """Every call about one rollout, by name."""
     stub = client.stub
     target = {"rollout_id": rollout_id, "sandbox_id": sandbox_id}
     spec = pb.ExecSpec(**target, exec_id="x", argv=["true"])
     file = pb.SandboxFile(path="/work/x", content=b"x")
+    upload = pb.UploadTarTarget(**target, folder="/work")
+    saved = {"rollout_id": rollout_id, "snapshot_id": "s-1"}
 
-    async def stream():
-        async for _ in stub.StreamExec(pb.StreamExecRequest(exec=spec)):
+    async def all_of(stream):
+        async for _ in stream:
             pass
+
+    async def messages():
+        yield pb.UploadTarRequest(target=upload)
+        yield pb.UploadTarRequest(chunk=b"archive")
 
     return {
         "CreateSandbox": lambda: stub.CreateSandbox(_create(rollout_id)),
-        "StreamExec": stream,
+        "StreamExec": lambda: all_of(stub.StreamExec(pb.StreamExecRequest(exec=spec))),
         "Exec": lambda: stub.Exec(pb.ExecRequest(exec=spec)),
         "KillExec": lambda: stub.KillExec(pb.KillExecRequest(**target, exec_id="x")),
         "WriteFile": lambda: stub.WriteFile(pb.WriteFileRequest(**target, file=file)),
         "ReadFile": lambda: stub.ReadFile(pb.ReadFileRequest(**target, path="/work/x")),
+        "ListFiles": lambda: stub.ListFiles(pb.ListFilesRequest(**target, path="/work")),
+        "StatFile": lambda: stub.StatFile(pb.StatFileRequest(**target, path="/work")),
+        "UploadTar": lambda: stub.UploadTar(messages()),
+        "DownloadTar": lambda: all_of(
+            stub.DownloadTar(pb.DownloadTarRequest(**target, path="/work"))
+        ),
+        "CreateSnapshot": lambda: stub.CreateSnapshot(
+            pb.CreateSnapshotRequest(**target, snapshot_id="s-1")
+        ),
+        "DeleteSnapshot": lambda: stub.DeleteSnapshot(pb.DeleteSnapshotRequest(**saved)),
         "ExtendLifetime": lambda: stub.ExtendLifetime(pb.ExtendLifetimeRequest(**target)),
         "GetSandbox": lambda: stub.GetSandbox(pb.GetSandboxRequest(**target)),
         "DestroySandbox": lambda: stub.DestroySandbox(pb.DestroySandboxRequest(**target)),
@@ -103,45 +127,109 @@ async def _fails(call, kind: type[HoneError]) -> HoneError:
     return caught.value
 
 
-async def test_every_call_needs_a_token_of_its_rollout(client, suite):
-    rollout_id, other = suite.rollout_id(), suite.rollout_id()
+def test_every_call_of_the_contract_is_checked_below():
+    checked = {*_calls(_NoClient(), "", ""), *FOR_OPERATORS, *FOR_ALL}
+    assert set(METHODS) == checked
+
+
+class _NoClient:
+    """Enough of a client to name the calls."""
+
+    stub = None
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in FOR_ALL])
+async def test_every_call_needs_a_valid_token(client, suite, name):
+    rollout_id = suite.rollout_id()
     client.be(rollout_id)
     made = await client.stub.CreateSandbox(_create(rollout_id))
-    for name, call in _calls(client, rollout_id, made.sandbox.sandbox_id).items():
-        client.token = ""
-        await _fails(call, Unauthenticated)
-        client.token = "rubbish"
-        await _fails(call, Unauthenticated)
-        client.be(other)
-        assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLLOUT", name
+    if name in FOR_OPERATORS:
+        requests = {
+            "ListSandboxes": pb.ListSandboxesRequest(),
+            "DestroyByRun": pb.DestroyByRunRequest(run_id="run-1"),
+        }
+
+        async def call():
+            return await getattr(client.stub, name)(requests[name])
+
+        assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLE"
+        client.be("", role="operator", ttl=-10)
+        assert (await _fails(call, PermissionDenied)).reason == "TOKEN_EXPIRED"
+    else:
+        call = _calls(client, rollout_id, made.sandbox.sandbox_id)[name]
+        client.be(suite.rollout_id())
+        assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLLOUT"
         client.be(rollout_id, ttl=-10)
-        assert (await _fails(call, PermissionDenied)).reason == "TOKEN_EXPIRED", name
+        assert (await _fails(call, PermissionDenied)).reason == "TOKEN_EXPIRED"
+    client.token = ""
+    await _fails(call, Unauthenticated)
+    client.token = "rubbish"
+    await _fails(call, Unauthenticated)
     client.be(rollout_id)
-    await client.stub.GetSandbox(
-        pb.GetSandboxRequest(rollout_id=rollout_id, sandbox_id=made.sandbox.sandbox_id)
-    )
+    target = {"rollout_id": rollout_id, "sandbox_id": made.sandbox.sandbox_id}
+    await client.stub.GetSandbox(pb.GetSandboxRequest(**target))
 
 
-async def test_a_sandbox_of_another_rollout_is_out_of_reach(client, suite):
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if name not in (*FOR_ALL, *FOR_OPERATORS, *ABOUT_NO_SANDBOX)]
+)
+async def test_a_sandbox_of_another_rollout_is_out_of_reach(client, suite, name):
     mine, other = suite.rollout_id(), suite.rollout_id()
     client.be(other)
     made = await client.stub.CreateSandbox(_create(other))
     client.be(mine)
-    for name, call in _calls(client, mine, made.sandbox.sandbox_id).items():
-        if name != "CreateSandbox":
-            assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLLOUT", name
+    call = _calls(client, mine, made.sandbox.sandbox_id)[name]
+    assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLLOUT"
 
 
-async def test_an_old_epoch_may_do_nothing(client, suite):
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in (*FOR_ALL, *FOR_OPERATORS)])
+async def test_an_old_epoch_may_do_nothing(client, suite, name):
     rollout_id = suite.rollout_id()
     client.be(rollout_id, epoch=4)
     made = await client.stub.CreateSandbox(_create(rollout_id))
     client.be(rollout_id, epoch=5)
     sandbox_id = made.sandbox.sandbox_id
     await client.stub.GetSandbox(pb.GetSandboxRequest(rollout_id=rollout_id, sandbox_id=sandbox_id))
-    for name, call in _calls(client, rollout_id, sandbox_id).items():
-        client.be(rollout_id, epoch=4)
-        assert (await _fails(call, FailedPrecondition)).reason == "EPOCH_OLD", name
+    client.be(rollout_id, epoch=4)
+    call = _calls(client, rollout_id, sandbox_id)[name]
+    assert (await _fails(call, FailedPrecondition)).reason == "EPOCH_OLD"
+
+
+@pytest.mark.parametrize(
+    ("feature", "names"),
+    [
+        (Feature.FILES, ("WriteFile", "ReadFile", "ListFiles", "StatFile")),
+        (Feature.ARCHIVES, ("UploadTar", "DownloadTar")),
+        (Feature.SNAPSHOTS, ("CreateSnapshot",)),
+    ],
+)
+async def test_what_a_backend_does_not_have_is_refused(
+    backend, suite_maker, tmp_path, feature, names
+):
+    backend.features -= {feature}
+    suite = suite_maker(backend, tmp_path, time.time)
+    await suite.manager.start()
+    async for client in _serve(suite, tmp_path):
+        await _is_refused_as_unsupported(client, suite.rollout_id(), feature, names)
+    await suite.manager.close()
+
+
+async def _is_refused_as_unsupported(client, rollout_id, feature, names):
+    client.be(rollout_id)
+    made = await client.stub.CreateSandbox(_create(rollout_id))
+    for name in names:
+        call = _calls(client, rollout_id, made.sandbox.sandbox_id)[name]
+        error = await _fails(call, FailedPrecondition)
+        assert (error.reason, error.attributable, error.retryable) == (
+            "UNSUPPORTED",
+            "client",
+            False,
+        )
+        assert str(feature) in error.message
+    if feature is Feature.SNAPSHOTS:
+        other = _create(rollout_id, sequence=1, snapshot_id="s-1")
+        error = await _fails(lambda: client.stub.CreateSandbox(other), FailedPrecondition)
+        assert error.reason == "UNSUPPORTED"
 
 
 async def test_a_grader_may_use_the_agents_box_and_an_agent_not_the_graders(client, suite):
@@ -161,7 +249,7 @@ async def test_a_grader_may_use_the_agents_box_and_an_agent_not_the_graders(clie
     )
     client.be(rollout_id)
     for name, call in _calls(client, rollout_id, graders.sandbox.sandbox_id).items():
-        if name not in ("CreateSandbox", "GetSandbox"):
+        if name not in (*ABOUT_NO_SANDBOX, "GetSandbox"):
             assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLE", name
 
 
@@ -231,7 +319,7 @@ async def test_unknown_is_not_found(client, suite):
     rollout_id = suite.rollout_id()
     client.be(rollout_id)
     for name, call in _calls(client, rollout_id, "sbx_unknown").items():
-        if name not in ("CreateSandbox", "DestroySandbox"):
+        if name not in (*ABOUT_NO_SANDBOX, "DestroySandbox"):
             await _fails(call, NotFound)
     await _calls(client, rollout_id, "sbx_unknown")["DestroySandbox"]()
 

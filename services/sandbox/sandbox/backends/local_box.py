@@ -161,6 +161,7 @@ class LocalBox:
             except TimeoutError:
                 self._stop(running, Termination.TIMED_OUT)
                 code = await asyncio.shield(running.ended)
+            self._kill_survivors(running)
             if running.killing is not None:
                 await asyncio.shield(running.killing)
             closed = await running.drain()
@@ -176,6 +177,7 @@ class LocalBox:
             return self._after_death(running, begun)
         finally:
             self._stop(running, Termination.KILLED)  # only if the caller went away before the end
+            self._kill_survivors(running)
             running.close()
 
     async def kill(self, exec_id: str) -> None:
@@ -380,6 +382,11 @@ class LocalBox:
             running.killing = asyncio.get_running_loop().create_task(
                 self._kill_when_started(running)
             )
+
+    def _kill_survivors(self, running: RunningCommand) -> None:
+        """Have what a command left behind killed, where its caller wants that; once."""
+        if running.command.kill_survivors and running.killing is None and not self._dead:
+            running.killing = asyncio.get_running_loop().create_task(self._kill_tree(running))
 
     async def _kill_when_started(self, running: RunningCommand) -> None:
         await running.started.wait()  # the keeper answers at once, or its death sets this

@@ -110,11 +110,16 @@ class RunningCommand:
         for descriptor in list(self._readers):
             self._close_reader(descriptor)
         self._close_stdin()
+        if self.killing is None or self.killing.done():
+            self._release_mark()
+        else:
+            self.killing.add_done_callback(lambda _: self._release_mark())
 
     def set_mark(self, mark: int, descriptor: int) -> None:
         """Take the UTS namespace that marks everything the command started: its inode number and a descriptor."""
         self._mark, self._mark_descriptor = mark, descriptor
-        self.ended.add_done_callback(lambda _: self._release_mark())
+        if not self.command.kill_survivors:  # otherwise it is needed beyond the end
+            self.ended.add_done_callback(lambda _: self._release_mark())
         self.started.set()
 
     @contextlib.contextmanager
@@ -130,8 +135,9 @@ class RunningCommand:
             os.close(held)
 
     def _release_mark(self) -> None:
-        os.close(self._mark_descriptor)
-        self._mark_descriptor = -1
+        if self._mark_descriptor >= 0:
+            os.close(self._mark_descriptor)
+            self._mark_descriptor = -1
 
     def _readable(self, descriptor: int) -> None:
         try:

@@ -58,7 +58,7 @@ async def test_sigterm_lets_a_command_finish_and_leaves_nothing(service, nats_se
         ("sandbox_created", ""),
         ("sandbox_destroyed", "manager_lost"),
     ]
-    assert _groups() == []
+    assert _groups(service) == []
 
 
 async def _exec(stub, spec):
@@ -83,7 +83,7 @@ async def test_sigkill_then_restart_says_lost_and_pairs_the_events(service, nats
         ("sandbox_destroyed", "manager_lost"),
     ]
     assert await service.end(signal.SIGTERM) == 0
-    assert _groups() == []
+    assert _groups(service) == []
 
 
 async def test_a_create_waits_while_nats_is_away(service, nats_server):
@@ -114,12 +114,12 @@ async def test_a_folder_has_one_manager(service, nats_server):
     assert "Traceback" not in second.stderr
 
 
-def _groups() -> list[str]:
-    """List this test's generations; other managers of the machine may have theirs."""
+def _groups(service: Service) -> list[str]:
+    """List the control groups of this service's own managers; others of the machine may have theirs."""
+    instance = (service.folder / "data" / "instance").read_text()
     found = []
     for top, names, _ in os.walk("/sys/fs/cgroup"):
         if Path(top).name == "hone-sandbox":
-            pids = (name.split(".")[2] for name in names)
-            found += [pid for pid in pids if not Path(f"/proc/{pid}").exists()]
+            found += [name for name in names if name.startswith(f"{instance}.")]
             names.clear()
     return found

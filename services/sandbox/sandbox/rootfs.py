@@ -1,7 +1,8 @@
-"""The root file system of the embedded backend: the host's /usr, read-only, under a synthetic root.
+"""The root file system `host` of the embedded backend: the host's /usr, read-only, under a synthetic root.
 
-Nothing is downloaded and nothing of the host's /etc is shown. What a sandbox starts from is the same for all: it is
-described by a plan (sent to the spawner with each create) and named by a digest (stamped on each rollout).
+Nothing is downloaded and nothing of the host's /etc is shown. What a sandbox starts from is the same for all of a
+template: it is described by a plan (sent to the spawner with each create) and named by a digest (stamped on each
+rollout). Other roots are imported, see `sandbox.roots`.
 """
 
 import hashlib
@@ -9,12 +10,15 @@ import json
 import os
 import platform
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 LAYOUT_VERSION = 1
 """Part of the digest; goes up whenever the plan below changes."""
+
+HOST_ROOT = "host"
+"""As templates call it."""
 
 WORKING_DIR = "/work"
 """Where commands start."""
@@ -71,16 +75,21 @@ _PACKAGE_DATABASES = ("var/lib/dpkg/status", "lib/apk/db/installed", "var/lib/rp
 class RootPlan:
     """What the spawner builds for each sandbox, and its name."""
 
-    directories: list[tuple[str, int]]
-    files: list[tuple[str, int, str]]
-    symlinks: list[tuple[str, str]]
-    binds: list[tuple[str, str, bool]]
-    """Source on the host, place in the sandbox, whether it is a folder."""
     digest: str
+    health_paths: tuple[str, ...]
+    """What must be there in a sandbox for programs to run: the shell and the loader's folders."""
+    base: str = ""
+    """Folder of an imported root; the sandbox's root is an overlay of it, and nothing else is built."""
+    directories: list[tuple[str, int]] = field(default_factory=list)
+    files: list[tuple[str, int, str]] = field(default_factory=list)
+    symlinks: list[tuple[str, str]] = field(default_factory=list)
+    binds: list[tuple[str, str, bool]] = field(default_factory=list)
+    """Source on the host, place in the sandbox, whether it is a folder."""
 
     def as_spec(self) -> dict[str, Any]:
         """Return the plan as the spawner's message holds it."""
         return {
+            "base": self.base,
             "directories": self.directories,
             "files": self.files,
             "symlinks": self.symlinks,
@@ -112,21 +121,16 @@ def plan_host_root(state_dir: Path, host: Path = Path("/")) -> RootPlan:
     alternatives = _copy_alternatives(host / "etc/alternatives", etc / "alternatives")
     if alternatives:
         binds.append((str(etc / "alternatives"), "etc/alternatives", True))
+    names = [name for name, _ in symlinks] + [name for _, name, _ in binds]
     plan = RootPlan(
+        digest="",
+        health_paths=(SHELL, *(f"/{name}" for name in sorted(names) if "/" not in name)),
         directories=list(_DIRECTORIES),
         files=[(path, 0o644, text) for path, text in _FILES],
         symlinks=symlinks,
         binds=binds,
-        digest="",
     )
-    digest = _digest(host, plan, alternatives)
-    return RootPlan(
-        directories=plan.directories,
-        files=plan.files,
-        symlinks=plan.symlinks,
-        binds=plan.binds,
-        digest=digest,
-    )
+    return replace(plan, digest=_digest(host, plan, alternatives))
 
 
 def _copy_alternatives(source: Path, target: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,15 @@ from sandbox.backends.local_files import make_pool
 from sandbox.backends.protocol import BackendInfo, BoxLost
 from sandbox.backends.spawner_process import SpawnerProcess
 from sandbox.cgroups import OWN_PROCESSES, BoxCgroup, Cgroups, CgroupsUnavailable, Tree, find_tree
-from sandbox.rootfs import DEFAULT_ENV, HOST_NAME, SHELL, RootPlan, plan_host_root
+from sandbox.rootfs import (
+    DEFAULT_ENV,
+    HOST_NAME,
+    HOST_ROOT,
+    SHELL,
+    RootPlan,
+    plan_host_root,
+)
+from sandbox.roots import Roots
 from sandbox.spawner import syscalls
 from sandbox.types import BoxSpec, Command, Limits, Termination
 from servicekit.errors import FailedPrecondition, Unavailable
@@ -50,16 +58,23 @@ class LocalBackend:
         self,
         state_dir: Path,
         *,
+        roots: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         find_cgroups: Callable[[], Tree] = find_tree,
     ) -> None:
-        """Keeps its lock, its own id and what is bound into every root in `state_dir`."""
+        """Keeps its lock, its own id, imported roots and what is bound into every root in `state_dir`.
+
+        `roots` are folders and archives to import at the start instead of when they are first asked for.
+        """
         self._find_tree = find_cgroups
         self._state_dir = state_dir.absolute()
         self._clock = clock
         self._rootless = os.geteuid() != 0
         self._cgroups: Cgroups | None = None
-        self._plan: RootPlan | None = None
+        self._owner = os.getuid() if self._rootless else OUTER_UID
+        self._roots = Roots(self._state_dir / "roots", self._owner, clock=clock)
+        self._sources = tuple(roots)
+        self._plans: dict[str, asyncio.Task[RootPlan]] = {}
         self._spawner: SpawnerProcess | None = None
         self._restart = asyncio.Lock()
         self._pool = make_pool()
@@ -80,7 +95,8 @@ class LocalBackend:
         syscalls.set_child_subreaper()  # if the spawner dies, its orphans come here to be reaped
         (self._state_dir / "root").mkdir(exist_ok=True)
         missing = await asyncio.to_thread(self._find_cgroups)
-        self._plan = await asyncio.to_thread(plan_host_root, self._state_dir)
+        for source in (HOST_ROOT, *self._sources):
+            await self._plan(source)
         await self._start_spawner()
         detail = await self._probe()
         level = "ns-rootless" if self._rootless else "ns-root"
@@ -92,27 +108,22 @@ class LocalBackend:
 
     async def create(self, spec: BoxSpec, on_lost: Callable[[str], None]) -> LocalBox:
         """Make a sandbox; see `Backend.create`."""
-        assert self._plan is not None
         sandbox_id, limits = spec.sandbox_id, spec.limits
-        group = None
-        if self._cgroups is not None:
-            try:
-                group = await asyncio.to_thread(self._cgroups.create, sandbox_id, limits)
-            except OSError as error:
-                raise Unavailable(f"sandbox: control group: {error}") from error
+        plan = await self._plan(spec.template.rootfs)
+        group = await self._make_group(sandbox_id, limits)
         box = LocalBox(
             sandbox_id,
             cgroup=group,
-            rootfs_digest=self._plan.digest,
-            owner=os.getuid() if self._rootless else OUTER_UID,
-            health_paths=self._health_paths(),
+            rootfs_digest=plan.digest,
+            owner=self._owner,
+            health_paths=plan.health_paths,
             make_name=lambda: f".hone-{uuid.uuid4().hex}",
             pool=self._pool,
             on_lost=on_lost,
         )
         self._boxes[sandbox_id] = box
         try:
-            await box.launch(await self._living_spawner(), self._spec(limits, group))
+            await box.launch(await self._living_spawner(), self._spec(plan, limits, group))
             if spec.snapshot is not None:
                 await box.restore(spec.snapshot)
         except BaseException as error:  # also when cancelled: nothing may be left of it
@@ -123,6 +134,21 @@ class LocalBackend:
             raise
         box.on_destroyed = lambda: self._boxes.pop(sandbox_id, None)
         return box
+
+    async def _make_group(self, sandbox_id: str, limits: Limits) -> BoxCgroup | None:
+        """Make the control groups of a sandbox; when cancelled, none is left."""
+        if self._cgroups is None:
+            return None
+        making = asyncio.ensure_future(asyncio.to_thread(self._cgroups.create, sandbox_id, limits))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped: what it makes is removed as soon as it is there.
+            making.add_done_callback(_remove_made)
+            await asyncio.wait([making])
+            raise
+        except OSError as error:
+            raise Unavailable(f"sandbox: control group: {error}") from error
 
     async def reap(self, known: frozenset[str]) -> int:
         """Remove remains; see `Backend.reap`."""
@@ -255,16 +281,18 @@ class LocalBackend:
             )
         return outcome.stdout.decode().strip()
 
-    def _health_paths(self) -> tuple[str, ...]:
-        """Name what must be there for programs to run: the shell and the loader's folders."""
-        assert self._plan is not None
-        names = {name for name, _ in self._plan.symlinks} | {
-            name for _, name, _ in self._plan.binds
-        }
-        return (SHELL, *(f"/{name}" for name in sorted(names) if "/" not in name))
+    async def _plan(self, source: str) -> RootPlan:
+        """Return what a root file system is made of; made or imported once, also if a caller gives up meanwhile."""
+        task = self._plans.get(source)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            if source == HOST_ROOT:
+                work = asyncio.to_thread(plan_host_root, self._state_dir)
+            else:
+                work = asyncio.to_thread(self._roots.prepare, Path(source))
+            task = self._plans[source] = asyncio.get_running_loop().create_task(work)
+        return await asyncio.shield(task)
 
-    def _spec(self, limits: Limits, group: BoxCgroup | None) -> dict[str, Any]:
-        assert self._plan is not None
+    def _spec(self, plan: RootPlan, limits: Limits, group: BoxCgroup | None) -> dict[str, Any]:
         limit_numbers = [
             (resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES),
             (resource.RLIMIT_CORE, 0, 0),
@@ -276,8 +304,7 @@ class LocalBackend:
                 (resource.RLIMIT_AS, limits.memory_bytes, limits.memory_bytes),
             ]
         return {
-            **self._plan.as_spec(),
-            "base": "",
+            **plan.as_spec(),
             "join": group.join_paths() if group is not None else [],
             "born_in": group.birth_folder() if group is not None else "",
             "rootless": self._rootless,
@@ -289,6 +316,12 @@ class LocalBackend:
             "hostname": HOST_NAME,
             "rlimits": limit_numbers,
         }
+
+
+def _remove_made(making: "asyncio.Future[BoxCgroup]") -> None:
+    """Remove groups that nobody waits for any more; they are empty, so this takes no time."""
+    if not making.cancelled() and making.exception() is None:
+        making.result().remove(deadline_seconds=0.0)
 
 
 def _is_dead(generation: str, own: str) -> bool:

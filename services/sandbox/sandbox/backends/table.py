@@ -8,8 +8,12 @@ from sandbox.settings import SandboxSettings
 
 def _local(settings: SandboxSettings) -> Backend:
     from sandbox.backends.local import LocalBackend
+    from sandbox.rootfs import HOST_ROOT
+    from sandbox.templates import load_templates
 
-    return LocalBackend(settings.data_dir)
+    templates = load_templates(settings.templates_file, settings.default_template)
+    roots = {template.rootfs for template in templates.values()} - {HOST_ROOT}
+    return LocalBackend(settings.data_dir, roots=sorted(roots))
 
 
 def _remote(settings: SandboxSettings) -> Backend:

@@ -41,11 +41,14 @@ def _lay_over(base: str, uid: int, rootless: bool) -> int:
     os.mkdir("root", 0o755)
     syscalls.set_fs_ids(0, 0)
     writable = os.open("upper", os.O_RDONLY | os.O_DIRECTORY)
-    options = f"lowerdir={base},upperdir=upper,workdir=work,xino=on"
+    # By its descriptor, because a path may hold what means something among mount options.
+    lower = os.open(base, os.O_PATH | os.O_DIRECTORY)
+    options = f"lowerdir=/proc/self/fd/{lower},upperdir=upper,workdir=work,xino=on"
     if rootless:
         options += ",userxattr"  # trusted.* attributes are not an ordinary user's to write
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     syscalls.mount("overlay", "root", "overlay", flags, options)
+    os.close(lower)
     os.chdir("root")
     return writable
 

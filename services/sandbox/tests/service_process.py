@@ -68,3 +68,14 @@ class Service:
         return connect(
             f"127.0.0.1:{self.port}", token=lambda: minter.mint(rollout_id, 1, "agent", 60)
         )
+
+
+def control_groups(service: Service) -> list[str]:
+    """List the control groups of this service's own managers; others of the machine may have theirs."""
+    instance = (service.folder / "data" / "instance").read_text()
+    found = []
+    for top, names, _ in os.walk("/sys/fs/cgroup"):
+        if Path(top).name == "hone-sandbox":
+            found += [name for name in names if name.startswith(f"{instance}.")]
+            names.clear()
+    return found

@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hone.sandbox.v1 import sandbox_pb2 as pb
 from hone.sandbox.v1 import sandbox_pb2_grpc
-from service_process import ROLLOUT, Service
+from service_process import ROLLOUT, Service, control_groups
 
 from eventbus.nats_bus import NatsBus
 from eventbus.testing import nats_server
@@ -58,7 +57,7 @@ async def test_sigterm_lets_a_command_finish_and_leaves_nothing(service, nats_se
         ("sandbox_created", ""),
         ("sandbox_destroyed", "manager_lost"),
     ]
-    assert _groups(service) == []
+    assert control_groups(service) == []
 
 
 async def _exec(stub, spec):
@@ -83,7 +82,7 @@ async def test_sigkill_then_restart_says_lost_and_pairs_the_events(service, nats
         ("sandbox_destroyed", "manager_lost"),
     ]
     assert await service.end(signal.SIGTERM) == 0
-    assert _groups(service) == []
+    assert control_groups(service) == []
 
 
 async def test_a_create_waits_while_nats_is_away(service, nats_server):
@@ -112,14 +111,3 @@ async def test_a_folder_has_one_manager(service, nats_server):
     assert second.returncode == 1
     assert "another sandbox manager works with this folder" in second.stderr
     assert "Traceback" not in second.stderr
-
-
-def _groups(service: Service) -> list[str]:
-    """List the control groups of this service's own managers; others of the machine may have theirs."""
-    instance = (service.folder / "data" / "instance").read_text()
-    found = []
-    for top, names, _ in os.walk("/sys/fs/cgroup"):
-        if Path(top).name == "hone-sandbox":
-            found += [name for name in names if name.startswith(f"{instance}.")]
-            names.clear()
-    return found

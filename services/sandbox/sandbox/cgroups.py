@@ -209,10 +209,19 @@ class Cgroups:
             raise CgroupsUnavailable(f"cannot make control groups: {error}") from error
 
     def create(self, sandbox_id: str, limits: Limits) -> BoxCgroup:
-        """Make the groups of a sandbox with its limits."""
+        """Make the groups of a sandbox with its limits; if that fails, none of them is left."""
         folders = self._folders(self.generation, sandbox_id)
-        for folder in dict.fromkeys(folders.values()):
-            folder.mkdir()
+        try:
+            for folder in dict.fromkeys(folders.values()):
+                folder.mkdir()
+            self._limit(folders, limits)
+        except OSError:
+            for folder in dict.fromkeys(folders.values()):
+                _remove_folder(folder)
+            raise
+        return BoxCgroup(self.tree.version, folders)
+
+    def _limit(self, folders: Mapping[str, Path], limits: Limits) -> None:
         memory, pids = folders["memory"], folders["pids"]
         _write(pids / "pids.max", str(limits.max_processes + OWN_PROCESSES))
         quota = int(limits.cpus * _CPU_PERIOD_MICROSECONDS)
@@ -227,7 +236,6 @@ class Cgroups:
             _write_if_there(memory / "memory.swap.max", "0")
             if "cpu" in folders:
                 _write(folders["cpu"] / "cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}")
-        return BoxCgroup(self.tree.version, folders)
 
     def generations(self) -> list[str]:
         """Return the names of all generations that have folders here."""

@@ -54,7 +54,8 @@ def walk(top: int, check: Check) -> Iterator[Node]:
     What is gone or has been replaced by something else when its turn comes is left out.
 
     Raises:
-        FailedPrecondition: a path is longer than the system lets it be named (reason PATH_TOO_LONG).
+        FailedPrecondition: a path is longer than the system lets it be named (reason PATH_TOO_LONG), or its mode
+            keeps even its owner out, which binds a manager that is not root (reason UNREADABLE).
     """
     stack = [("", iter(names_in(top)))]
     while stack:
@@ -70,12 +71,14 @@ def walk(top: int, check: Check) -> Iterator[Node]:
         except OSError as error:
             if error.errno == errno.EXDEV or error.errno in _MOVED:
                 continue  # a mount point, or gone meanwhile
-            raise _too_long(path, error) from error
+            raise _refusal(path, error) from error
         try:
             status = os.fstat(descriptor)
             yield Node(path=path, descriptor=descriptor, status=status)
             if stat.S_ISDIR(status.st_mode):
                 stack.append((f"{path}/", iter(names_in(descriptor))))
+        except PermissionError as error:
+            raise _refusal(path, error) from error
         finally:
             os.close(descriptor)
 
@@ -183,15 +186,22 @@ def remove_one(top: int, path: str, *, is_folder: bool) -> None:
 
 def _join(parts: tuple[str, ...]) -> str:
     # An absolute path begins with the part "/"; resolution in a root takes it as that root.
-    return str(PurePosixPath(*parts)) if parts else "."
+    text = "/".join(parts)
+    return text[1:] if text.startswith("//") else text or "."
 
 
-def _too_long(path: str, error: OSError) -> Exception:
-    if error.errno != errno.ENAMETOOLONG:
-        return error
-    return FailedPrecondition(
-        f"...{path[-100:]}: the path has {len(os.fsencode(path))} bytes; folders nested so deep that their path "
-        "has more than 4095 cannot be packed or saved",
-        reason="PATH_TOO_LONG",
-        attributable="workload",
-    )
+def _refusal(path: str, error: OSError) -> Exception:
+    if error.errno == errno.ENAMETOOLONG:
+        return FailedPrecondition(
+            f"...{path[-100:]}: the path has {len(os.fsencode(path))} bytes; folders nested so deep that their "
+            "path has more than 4095 cannot be packed or saved",
+            reason="PATH_TOO_LONG",
+            attributable="workload",
+        )
+    if error.errno == errno.EACCES:
+        return FailedPrecondition(
+            f"{path[-200:]}: its mode, or that of a folder on the way, keeps its owner out; give it back with chmod",
+            reason="UNREADABLE",
+            attributable="workload",
+        )
+    return error

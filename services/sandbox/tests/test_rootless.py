@@ -45,6 +45,22 @@ async def main():
         await run("doors", "sh", "-c", "unshare -Ur true; cat /proc/1/environ; mount -t proc x /mnt")
         await box.write_file(BoxFile(path="/work/a/b", content=b"hello"))
         said["file"] = (await box.read_file("/work/a/b", 0, 0)).content.decode()
+        mess = ("cd /work; ln a/b hard; chmod 4711 a/b; ln -s x l; mkfifo p; rm /etc/hosts; "
+                "mkdir closed; echo c > closed/c; chmod 500 closed; chmod 700 /opt")
+        await run("mess", "sh", "-c", mess)
+        saved = Path(folder) / "saved"
+        await box.snapshot(saved)
+        looks = ("sh", "-c", "ls -lR --time-style=full-iso / 2>/dev/null --ignore=proc --ignore=usr --ignore=dev")
+        await run("saved", *looks)
+        await box.destroy()
+        box = await backend.create(
+            BoxSpec(sandbox_id="s2", limits=Limits(max_processes=50), snapshot=saved), print)
+        await run("restored", *looks)
+        await run("unreadable", "sh", "-c", "mkdir -m 0 /work/shut")
+        try:
+            await box.snapshot(Path(folder) / "unreadable")
+        except FailedPrecondition as error:
+            said["unreadable"] = [error.reason, error.attributable]
         await box.destroy()
         said["live"] = backend.live_count()
         await backend.close()
@@ -119,3 +135,10 @@ def test_a_user_s_sandbox_holds(said):
     assert text.count("denied") + text.count("not permitted") >= 3
     assert said["file"] == "hello"
     assert said["live"] == 0
+
+
+def test_a_user_s_snapshot_brings_the_disk_back(said):
+    assert said["mess"][:2] == ["exited", 0]
+    assert "-rws--x--x 2 root root" in said["saved"][2]
+    assert said["restored"] == said["saved"]
+    assert said["unreadable"] == ["UNREADABLE", "workload"]

@@ -203,6 +203,10 @@ class Fleet:
         await self._destroy(doomed, Cause.CANCELLED)
         return len(doomed) + len(stopped)
 
+    def prepare(self) -> None:
+        """Keep ready at once what the plans need from here on."""
+        self._pool.tick()
+
     async def expire(self) -> None:
         """Look after the pool and the figures, and destroy what is idle too long or past its lifetime."""
         self._pool.tick()

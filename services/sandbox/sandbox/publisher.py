@@ -112,6 +112,7 @@ async def consume(bus: EventBus, fleet: Fleet, plans: Plans, stop: asyncio.Event
             await fleet.end_rollout(envelope.rollout_id)
         else:
             _note(plans, envelope)
+            fleet.prepare()
 
     await bus.consume(CONSUMER, [*ENDINGS, *PLANS], act, stop=stop, max_in_flight=64)
 

@@ -98,6 +98,9 @@ async def test_the_events_of_a_run_become_needs(suite, clock):
     await tell(planned(2, 4), "run-a")
     await becomes("host", 8)
     await becomes("tools", 6)
+    async with asyncio.timeout(5):
+        while suite.manager.stats().warm_count != 8:  # without waiting for the next tick
+            await asyncio.sleep(0.001)
     await suite.create(suite.rollout_id(), run_id="run-a")
     assert suite.plans.need("host") == 7
     await tell(events_pb2.RunFinished(end=1), "run-a")

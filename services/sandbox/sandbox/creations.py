@@ -64,7 +64,10 @@ class Creations:
         try:
             return await asyncio.shield(creation.task)
         except asyncio.CancelledError:
-            if creation.refusal is not None and creation.task.cancelled():
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                pass  # the caller itself was cancelled
+            elif creation.refusal is not None:
                 raise creation.refusal from None
             if creation.callers == 1 and creation.queued:
                 self.stop(creation)

@@ -8,7 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_REMEMBERED_RUNS = 1000
+_REMEMBERED = 1000
+"""Runs, and plans that were seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +55,24 @@ class Plans:
         self._clock = clock
         self._runs: OrderedDict[str, RunNeeds] = OrderedDict()
         self._plans: dict[str, list[_Plan]] = {}
+        self._seen: OrderedDict[str, None] = OrderedDict()
 
     def run_started(self, run_id: str, needs: RunNeeds) -> None:
         """Note what a run will use."""
         self._runs[run_id] = needs
-        if len(self._runs) > _REMEMBERED_RUNS:
+        if len(self._runs) > _REMEMBERED:
             self._runs.popitem(last=False)
 
-    def step_planned(self, run_id: str, count: int, told_time: float) -> None:
-        """Note that a run will ask for so many sandboxes; one that was told too long ago counts no more."""
+    def step_planned(self, plan_id: str, run_id: str, count: int, told_time: float) -> None:
+        """Note that a run will ask for so many sandboxes.
+
+        A plan that is told again counts once, and one that was told too long ago not at all.
+        """
+        if plan_id in self._seen:
+            return
+        self._seen[plan_id] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
         needs = self._runs.get(run_id)
         until = told_time + self._seconds
         if (needs is not None and not needs.uses_sandboxes) or until <= self._clock() or count < 1:

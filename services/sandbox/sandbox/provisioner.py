@@ -3,6 +3,9 @@
 On failure nothing is left and no room is promised. On success the promise of room goes with the box.
 """
 
+import asyncio
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sandbox.admission import Admission
@@ -65,15 +68,14 @@ class Provisioner:
     async def _made(self, creation: Creation) -> Provided:
         """Make one."""
         spec, memory_bytes = creation.spec, creation.spec.limits.memory_bytes
-        while self._admission.shortage(memory_bytes) and await self._pool.give_way():
-            pass
+        await self._let_warm_ones_go(lambda: self._admission.shortage(memory_bytes))
         self._admission.reserve(memory_bytes)
         try:
             async with self._turns.turn(spec.run_id, spec.wait_seconds):
                 creation.queued = False
-                while (short := self._admission.free_shortage()) and await self._pool.give_way():
-                    pass  # those before it in the queue may have taken what was free
-                if short:
+                # Those before it in the queue may have taken what was free.
+                await self._let_warm_ones_go(self._admission.free_shortage)
+                if short := self._admission.free_shortage():
                     raise self._admission.no_room(short)
                 record = _record(creation, self._maker.new_id())
                 box = await self._maker.make(record, spec)
@@ -81,6 +83,13 @@ class Provisioner:
             self._admission.release(memory_bytes)
             raise
         return Provided(record=record, box=box, warm=False)
+
+    async def _let_warm_ones_go(self, shortage: Callable[[], str]) -> None:
+        """End warm sandboxes while something is short; a destruction that hangs must not hang the create."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._turns.queue_seconds):
+                while shortage() and await self._pool.give_way():
+                    pass
 
 
 def _record(creation: Creation, sandbox_id: str) -> SandboxRecord:

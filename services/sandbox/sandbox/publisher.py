@@ -127,6 +127,6 @@ def _note(plans: Plans, envelope: events_pb2.Envelope) -> None:
             planned = envelope.run_step_planned
             count = len(planned.task_ids) * max(1, planned.group_size)
             told_time = envelope.create_time.ToNanoseconds() / 1e9
-            plans.step_planned(envelope.run_id, count, told_time)
+            plans.step_planned(envelope.event_id, envelope.run_id, count, told_time)
         case "run_finished":
             plans.run_finished(envelope.run_id)

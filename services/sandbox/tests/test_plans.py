@@ -21,10 +21,10 @@ def plans(clock) -> Plans:
 
 
 def test_needs_add_up_and_are_bounded(plans, clock):
-    plans.step_planned("a", 30, clock.now)
-    plans.step_planned("b", 40, clock.now)
+    plans.step_planned("plan-1", "a", 30, clock.now)
+    plans.step_planned("plan-2", "b", 40, clock.now)
     assert plans.need("host") == 70
-    plans.step_planned("b", 40, clock.now)
+    plans.step_planned("plan-3", "b", 40, clock.now)
     assert plans.need("host") == 100
     assert plans.need("tools") == 0
 
@@ -33,14 +33,14 @@ def test_a_run_says_what_it_uses(plans, clock):
     plans.run_started("a", RunNeeds(uses_sandboxes=False, template=""))
     plans.run_started("b", RunNeeds(uses_sandboxes=True, template="tools"))
     for run_id in ("a", "b", "unknown"):
-        plans.step_planned(run_id, 3, clock.now)
+        plans.step_planned(f"plan-{run_id}", run_id, 3, clock.now)
     assert (plans.need("host"), plans.need("tools")) == (3, 3)
 
 
 def test_a_need_is_used_up_oldest_step_first(plans, clock):
-    plans.step_planned("a", 2, clock.now)
+    plans.step_planned("plan-5", "a", 2, clock.now)
     clock.now += 100
-    plans.step_planned("a", 3, clock.now)
+    plans.step_planned("plan-6", "a", 3, clock.now)
     for _ in range(3):
         plans.used("a")
     assert plans.need("host") == 2
@@ -52,15 +52,25 @@ def test_a_need_is_used_up_oldest_step_first(plans, clock):
 
 
 def test_a_need_fades_and_an_old_one_never_counts(plans, clock):
-    plans.step_planned("a", 5, clock.now - 119)
-    plans.step_planned("b", 7, clock.now - 120)  # told again after a restart
+    plans.step_planned("plan-7", "a", 5, clock.now - 119)
+    plans.step_planned("plan-8", "b", 7, clock.now - 120)  # told again after a restart
     assert plans.need("host") == 5
     clock.now += 1
     assert plans.need("host") == 0
 
 
+def test_a_plan_that_is_told_again_counts_once(plans, clock):
+    plans.step_planned("plan", "a", 2, clock.now)
+    plans.step_planned("plan", "a", 2, clock.now)
+    assert plans.need("host") == 2
+    plans.used("a")
+    plans.used("a")
+    plans.step_planned("plan", "a", 2, clock.now)
+    assert plans.need("host") == 0
+
+
 def test_a_finished_run_needs_nothing(plans, clock):
-    plans.step_planned("a", 5, clock.now)
+    plans.step_planned("plan-9", "a", 5, clock.now)
     plans.run_finished("a")
     assert plans.need("host") == 0
 

@@ -223,6 +223,29 @@ async def test_what_is_being_made_ahead_gives_way_too(make, backend):
     assert not (await asking).warm
 
 
+async def test_a_warm_one_whose_end_hangs_does_not_hang_the_create(make, backend):
+    suite = await make(
+        templates={"host": ONE, "tools": TOOLS},
+        memory_budget_bytes=LIMITS.memory_bytes,
+        queue_seconds=0.05,
+    )
+    await filled(suite, 1)
+    (box,) = backend.boxes.values()
+    ending, destroy = asyncio.Event(), box.destroy
+
+    async def slow() -> None:
+        await ending.wait()
+        await destroy()
+
+    box.destroy = slow
+    async with asyncio.timeout(5):
+        with pytest.raises(ResourceExhausted, match="budget"):
+            await take(suite, TOOLS)
+    ending.set()
+    await until(lambda: box.destroyed)
+    assert (await take(suite, TOOLS)).template == "tools"
+
+
 async def test_warm_ones_give_way_where_memory_is_really_short(make, backend):
     free = 1 << 30
     suite = await make(reserve_bytes=1 << 20, available_bytes=lambda: free)
@@ -250,8 +273,8 @@ async def test_a_drained_pool_falls_through_to_a_queue_that_answers(make, backen
 
 async def test_a_planned_step_fills_the_pool_which_empties_as_it_is_used(make, clock, backend):
     suite = await make(templates={"host": replace(HOST, warm=0)}, warm_max=6)
-    suite.plans.step_planned("run-1", 4, clock.now)
-    suite.plans.step_planned("run-2", 4, clock.now)
+    suite.plans.step_planned("plan-1", "run-1", 4, clock.now)
+    suite.plans.step_planned("plan-2", "run-2", 4, clock.now)
     await filled(suite, 6)  # eight are needed, six are allowed
     for _ in range(4):
         assert (await take(suite, replace(HOST, warm=0), idle_seconds=600.0)).warm
@@ -266,7 +289,7 @@ async def test_a_planned_step_fills_the_pool_which_empties_as_it_is_used(make, c
 
 async def test_a_finished_run_needs_nothing(make, clock, backend):
     suite = await make(templates={"host": replace(HOST, warm=0)})
-    suite.plans.step_planned("run-1", 4, clock.now)
+    suite.plans.step_planned("plan-3", "run-1", 4, clock.now)
     await filled(suite, 4)
     suite.plans.run_finished("run-1")
     await suite.fleet.expire()
@@ -315,7 +338,7 @@ async def test_a_backend_without_the_feature_gets_no_pool(make, backend, clock):
 
     backend.start = start
     suite = await make()
-    suite.plans.step_planned("run-1", 4, clock.now)
+    suite.plans.step_planned("plan-4", "run-1", 4, clock.now)
     await suite.fleet.expire()
     assert not (await take(suite)).warm
     assert len(backend.specs) == 1

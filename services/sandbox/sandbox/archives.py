@@ -20,15 +20,15 @@ from servicekit.errors import InvalidArgument, OutOfRange
 CHUNK_BYTES = 256 * 1024
 """Content is read and written in pieces of this size."""
 
-MAX_EXTENSION_BYTES = 4 * 1024 * 1024
-"""Of one extended header: long names, times, and the map of a sparse file in a snapshot."""
+MAX_EXTENSION_BYTES = 1024 * 1024
+"""Of all extended headers of one member: long names and times, and what of others is not understood."""
 
 _BLOCK = tarfile.BLOCKSIZE
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_SIZE = 1 << 62
 _KEYS = frozenset({"path", "linkpath", "size", "mtime"})
 _SPARSE_PREFIX = "GNU.sparse."
-_OWN_KEYS = frozenset({"HONE.size", "HONE.map", "HONE.opaque"})
+_OWN_KEYS = frozenset({"HONE.size", "HONE.extents", "HONE.opaque"})
 _TIME = re.compile(r"(-?)(\d{1,12})(?:\.(\d{1,32}))?")
 _READ_ERRORS = (gzip.BadGzipFile, zlib.error, EOFError)
 

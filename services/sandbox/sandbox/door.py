@@ -87,6 +87,11 @@ class Door:
             if not self._calls:
                 self._quiet.set()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no call is inside."""
+        return not self._calls
+
     async def quiet(self) -> None:
         """Wait until no call is inside."""
         await self._quiet.wait()

@@ -6,25 +6,27 @@ only its restoring needs (`Exact`): owners, times to the nanosecond, FIFOs, hole
 writable part, what it removes from the layer beneath. Sockets are left out: nothing of them can be kept.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from array import array
 
 from sandbox import trees
 from sandbox.archives import CHUNK_BYTES, Member, MemberKind, TarWriter
 from sandbox.trees import Check, Node
 
 NOTE_SIZE = "HONE.size"
-"""Note in a snapshot: the length of a file with holes; its content is the data alone."""
-NOTE_MAP = "HONE.map"
-"""Note in a snapshot: where that data goes, `offset:length,...`."""
+"""Note in a snapshot: the length of a file with holes."""
+NOTE_EXTENTS = "HONE.extents"
+"""Note in a snapshot: into how many pieces its data falls. The content begins with where they are, offset and length of
+each as two numbers of `EXTENT_TYPE`, and goes on with the pieces."""
+EXTENT_TYPE = "Q"
 NOTE_OPAQUE = "HONE.opaque"
 """Note in a snapshot: the folder hides all that the layer beneath has in it."""
 
 _OPAQUE_ATTRIBUTES = ("trusted.overlay.opaque", "user.overlay.opaque")
-_SMALL_HOLE_BYTES = 64 * 1024
-"""Holes up to this size are written as zeros: the map stays short."""
 _IDS = 65_536
 """Of the users that a sandbox can have."""
 
@@ -160,37 +162,31 @@ class ExactPacker(Packer):
         if node.status.st_blocks * 512 >= size:
             super()._add_content(node, reader)
             return
-        extents = list(_extents(reader, size))
-        notes = {
-            NOTE_SIZE: str(size),
-            NOTE_MAP: ",".join(f"{offset}:{length}" for offset, length in extents),
-        }
-        kept = sum(length for _, length in extents)
-        self._writer.add(self._member(node, MemberKind.FILE, size=kept, notes=notes))
-        for offset, length in extents:
+        extents = _extents(reader, size)
+        offsets, lengths = extents[::2], extents[1::2]
+        places = extents.tobytes()
+        notes = {NOTE_SIZE: str(size), NOTE_EXTENTS: str(len(offsets))}
+        whole = len(places) + sum(lengths)
+        self._writer.add(self._member(node, MemberKind.FILE, size=whole, notes=notes))
+        self._writer.write(places)
+        for offset, length in zip(offsets, lengths, strict=True):
             self._copy(reader, offset, length)
 
 
-def _extents(reader: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield where a file has data; neighbours with little between them are one."""
-    begin = end = -1
+def _extents(reader: int, size: int) -> array[int]:
+    """Return where a file has data: offset, length, offset, length, and so on."""
+    extents = array(EXTENT_TYPE)
     position = 0
     while position < size:
         try:
             data = os.lseek(reader, position, os.SEEK_DATA)
         except OSError:
             break  # nothing but a hole is left
-        position = min(os.lseek(reader, data, os.SEEK_HOLE), size)
         if data >= size:
             break
-        if begin >= 0 and data - end <= _SMALL_HOLE_BYTES:
-            end = position
-            continue
-        if begin >= 0:
-            yield begin, end - begin
-        begin, end = data, position
-    if begin >= 0:
-        yield begin, end - begin
+        position = min(os.lseek(reader, data, os.SEEK_HOLE), size)
+        extents.extend((data, position - data))
+    return extents
 
 
 def _is_opaque(descriptor: int) -> bool:

@@ -8,16 +8,19 @@ what the fresh one had besides is removed.
 Every file appears whole, by a rename. Where it ends early, whole members remain and nothing else.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
 import stat
+from array import array
 from pathlib import PurePosixPath
 
 from sandbox import trees
 from sandbox.archives import CHUNK_BYTES, Member, MemberKind, TarReader
 from sandbox.files import MakeName, shown, typed, write_all
-from sandbox.packing import NOTE_MAP, NOTE_OPAQUE, NOTE_SIZE
+from sandbox.packing import EXTENT_TYPE, NOTE_EXTENTS, NOTE_OPAQUE, NOTE_SIZE
 from sandbox.trees import Check
 from servicekit.errors import DataLoss, InvalidArgument
 
@@ -293,13 +296,15 @@ class Restorer(Unpacker):
         if NOTE_SIZE not in member.notes:
             super()._fill(descriptor, member, reader)
             return
-        for offset, length in _extents(member.notes.get(NOTE_MAP, "")):
+        extents = _extents(int(member.notes[NOTE_EXTENTS]), reader)
+        for offset, length in zip(extents[::2], extents[1::2], strict=True):
             os.lseek(descriptor, offset, os.SEEK_SET)
-            while length:
+            left = length
+            while left:
                 self._check()
-                data = reader.read(min(length, CHUNK_BYTES))
+                data = _some(reader, min(left, CHUNK_BYTES))
                 write_all(descriptor, data)
-                length -= len(data)
+                left -= len(data)
         os.ftruncate(descriptor, int(member.notes[NOTE_SIZE]))
 
     def _rename(self, parent: int, temporary: str, path: str, name: str) -> None:
@@ -321,6 +326,18 @@ class Restorer(Unpacker):
         return member.mode
 
 
-def _extents(text: str) -> list[tuple[int, int]]:
-    pairs = (part.split(":") for part in text.split(",") if part)
-    return [(int(offset), int(length)) for offset, length in pairs]
+def _extents(count: int, reader: TarReader) -> array[int]:
+    extents = array(EXTENT_TYPE)
+    left = 2 * count * extents.itemsize
+    places = bytearray()
+    while left > len(places):
+        places += _some(reader, left - len(places))
+    extents.frombytes(bytes(places))
+    return extents
+
+
+def _some(reader: TarReader, max_bytes: int) -> bytes:
+    data = reader.read(max_bytes)
+    if not data:
+        raise DataLoss("snapshot: a file's content is shorter than its notes say")
+    return data

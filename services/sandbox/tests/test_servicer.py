@@ -5,73 +5,31 @@ import time
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from grpc_client import Client, create_request, fails, serve
 from hone.sandbox.v1 import sandbox_pb2 as pb
-from hone.sandbox.v1 import sandbox_pb2_grpc
-from opentelemetry import trace
 
-from sandbox.requests import Policy
-from sandbox.servicer import SandboxServicer
 from sandbox.types import Feature
-from servicekit.channels import connect
 from servicekit.errors import (
     FailedPrecondition,
-    HoneError,
     InvalidArgument,
     NotFound,
     PermissionDenied,
     Unauthenticated,
 )
-from servicekit.testing import running_server
-from servicekit.tokens import TokenMinter, TokenVerifier, generate_key_file
-
-
-class Client:
-    """Stubs that carry a token of choice."""
-
-    def __init__(self, address: str, minter: TokenMinter) -> None:
-        self.address = address
-        self.minter = minter
-        self.token = ""
-        self.channel = connect(address, token=lambda: self.token)
-        self.stub = sandbox_pb2_grpc.SandboxServiceStub(self.channel)
-
-    def be(self, rollout_id: str, epoch: int = 1, role: str = "agent", ttl: float = 60.0) -> None:
-        self.token = self.minter.mint(rollout_id, epoch, role, ttl)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 async def client(suite, tmp_path):
     """A client of a server over the scripted backend."""
-    async for made in _serve(suite, tmp_path):
+    async for made in serve(suite, tmp_path):
         yield made
 
 
 @pytest.fixture
 async def real_client(real, tmp_path):
     """A client of a server over the embedded backend."""
-    async for made in _serve(real, tmp_path):
+    async for made in serve(real, tmp_path):
         yield made
-
-
-async def _serve(suite, folder):
-    key_file = folder / "key.pem"
-    generate_key_file(key_file)
-
-    def add(server):
-        servicer = SandboxServicer(
-            suite.manager, suite.transfers, Policy(), trace.get_tracer("test")
-        )
-        sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(servicer, server)
-
-    async with running_server(add, verifier=TokenVerifier(key_file, time.time)) as address:
-        made = Client(address, TokenMinter(key_file, time.time))
-        async with made.channel:
-            yield made
-
-
-def _create(rollout_id: str, **fields) -> pb.CreateSandboxRequest:
-    base = {"rollout_id": rollout_id, "run_id": "run-1", "purpose": pb.SANDBOX_PURPOSE_AGENT}
-    return pb.CreateSandboxRequest(**(base | fields))
 
 
 SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"]
@@ -99,7 +57,7 @@ def _calls(client: Client, rollout_id: str, sandbox_id: str):
         yield pb.UploadTarRequest(chunk=b"archive")
 
     return {
-        "CreateSandbox": lambda: stub.CreateSandbox(_create(rollout_id)),
+        "CreateSandbox": lambda: stub.CreateSandbox(create_request(rollout_id)),
         "StreamExec": lambda: all_of(stub.StreamExec(pb.StreamExecRequest(exec=spec))),
         "Exec": lambda: stub.Exec(pb.ExecRequest(exec=spec)),
         "KillExec": lambda: stub.KillExec(pb.KillExecRequest(**target, exec_id="x")),
@@ -121,12 +79,6 @@ def _calls(client: Client, rollout_id: str, sandbox_id: str):
     }
 
 
-async def _fails(call, kind: type[HoneError]) -> HoneError:
-    with pytest.raises(kind) as caught:
-        await call()
-    return caught.value
-
-
 def test_every_call_of_the_contract_is_checked_below():
     checked = {*_calls(_NoClient(), "", ""), *FOR_OPERATORS, *FOR_ALL}
     assert set(METHODS) == checked
@@ -142,7 +94,7 @@ class _NoClient:
 async def test_every_call_needs_a_valid_token(client, suite, name):
     rollout_id = suite.rollout_id()
     client.be(rollout_id)
-    made = await client.stub.CreateSandbox(_create(rollout_id))
+    made = await client.stub.CreateSandbox(create_request(rollout_id))
     if name in FOR_OPERATORS:
         requests = {
             "ListSandboxes": pb.ListSandboxesRequest(),
@@ -152,19 +104,19 @@ async def test_every_call_needs_a_valid_token(client, suite, name):
         async def call():
             return await getattr(client.stub, name)(requests[name])
 
-        assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLE"
+        assert (await fails(call, PermissionDenied)).reason == "WRONG_ROLE"
         client.be("", role="operator", ttl=-10)
-        assert (await _fails(call, PermissionDenied)).reason == "TOKEN_EXPIRED"
+        assert (await fails(call, PermissionDenied)).reason == "TOKEN_EXPIRED"
     else:
         call = _calls(client, rollout_id, made.sandbox.sandbox_id)[name]
         client.be(suite.rollout_id())
-        assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLLOUT"
+        assert (await fails(call, PermissionDenied)).reason == "WRONG_ROLLOUT"
         client.be(rollout_id, ttl=-10)
-        assert (await _fails(call, PermissionDenied)).reason == "TOKEN_EXPIRED"
+        assert (await fails(call, PermissionDenied)).reason == "TOKEN_EXPIRED"
     client.token = ""
-    await _fails(call, Unauthenticated)
+    await fails(call, Unauthenticated)
     client.token = "rubbish"
-    await _fails(call, Unauthenticated)
+    await fails(call, Unauthenticated)
     client.be(rollout_id)
     target = {"rollout_id": rollout_id, "sandbox_id": made.sandbox.sandbox_id}
     await client.stub.GetSandbox(pb.GetSandboxRequest(**target))
@@ -176,23 +128,23 @@ async def test_every_call_needs_a_valid_token(client, suite, name):
 async def test_a_sandbox_of_another_rollout_is_out_of_reach(client, suite, name):
     mine, other = suite.rollout_id(), suite.rollout_id()
     client.be(other)
-    made = await client.stub.CreateSandbox(_create(other))
+    made = await client.stub.CreateSandbox(create_request(other))
     client.be(mine)
     call = _calls(client, mine, made.sandbox.sandbox_id)[name]
-    assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLLOUT"
+    assert (await fails(call, PermissionDenied)).reason == "WRONG_ROLLOUT"
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in (*FOR_ALL, *FOR_OPERATORS)])
 async def test_an_old_epoch_may_do_nothing(client, suite, name):
     rollout_id = suite.rollout_id()
     client.be(rollout_id, epoch=4)
-    made = await client.stub.CreateSandbox(_create(rollout_id))
+    made = await client.stub.CreateSandbox(create_request(rollout_id))
     client.be(rollout_id, epoch=5)
     sandbox_id = made.sandbox.sandbox_id
     await client.stub.GetSandbox(pb.GetSandboxRequest(rollout_id=rollout_id, sandbox_id=sandbox_id))
     client.be(rollout_id, epoch=4)
     call = _calls(client, rollout_id, sandbox_id)[name]
-    assert (await _fails(call, FailedPrecondition)).reason == "EPOCH_OLD"
+    assert (await fails(call, FailedPrecondition)).reason == "EPOCH_OLD"
 
 
 @pytest.mark.parametrize(
@@ -209,17 +161,17 @@ async def test_what_a_backend_does_not_have_is_refused(
     backend.features -= {feature}
     suite = suite_maker(backend, tmp_path, time.time)
     await suite.manager.start()
-    async for client in _serve(suite, tmp_path):
+    async for client in serve(suite, tmp_path):
         await _is_refused_as_unsupported(client, suite.rollout_id(), feature, names)
     await suite.manager.close()
 
 
 async def _is_refused_as_unsupported(client, rollout_id, feature, names):
     client.be(rollout_id)
-    made = await client.stub.CreateSandbox(_create(rollout_id))
+    made = await client.stub.CreateSandbox(create_request(rollout_id))
     for name in names:
         call = _calls(client, rollout_id, made.sandbox.sandbox_id)[name]
-        error = await _fails(call, FailedPrecondition)
+        error = await fails(call, FailedPrecondition)
         assert (error.reason, error.attributable, error.retryable) == (
             "UNSUPPORTED",
             "client",
@@ -227,17 +179,17 @@ async def _is_refused_as_unsupported(client, rollout_id, feature, names):
         )
         assert str(feature) in error.message
     if feature is Feature.SNAPSHOTS:
-        other = _create(rollout_id, sequence=1, snapshot_id="s-1")
-        error = await _fails(lambda: client.stub.CreateSandbox(other), FailedPrecondition)
+        other = create_request(rollout_id, sequence=1, snapshot_id="s-1")
+        error = await fails(lambda: client.stub.CreateSandbox(other), FailedPrecondition)
         assert error.reason == "UNSUPPORTED"
 
 
 async def test_a_grader_may_use_the_agents_box_and_an_agent_not_the_graders(client, suite):
     rollout_id = suite.rollout_id()
     client.be(rollout_id)
-    agents = await client.stub.CreateSandbox(_create(rollout_id))
-    request = _create(rollout_id, purpose=pb.SANDBOX_PURPOSE_GRADE)
-    await _fails(lambda: client.stub.CreateSandbox(request), PermissionDenied)
+    agents = await client.stub.CreateSandbox(create_request(rollout_id))
+    request = create_request(rollout_id, purpose=pb.SANDBOX_PURPOSE_GRADE)
+    await fails(lambda: client.stub.CreateSandbox(request), PermissionDenied)
     client.be(rollout_id, role="grader")
     graders = await client.stub.CreateSandbox(request)
     await client.stub.ExtendLifetime(
@@ -250,7 +202,7 @@ async def test_a_grader_may_use_the_agents_box_and_an_agent_not_the_graders(clie
     client.be(rollout_id)
     for name, call in _calls(client, rollout_id, graders.sandbox.sandbox_id).items():
         if name not in (*ABOUT_NO_SANDBOX, "GetSandbox"):
-            assert (await _fails(call, PermissionDenied)).reason == "WRONG_ROLE", name
+            assert (await fails(call, PermissionDenied)).reason == "WRONG_ROLE", name
 
 
 async def test_an_operator_lists_and_destroys_but_does_not_use(client, suite):
@@ -258,9 +210,9 @@ async def test_an_operator_lists_and_destroys_but_does_not_use(client, suite):
     for _ in range(5):
         rollout_id = suite.rollout_id()
         client.be(rollout_id)
-        ids.append((await client.stub.CreateSandbox(_create(rollout_id))).sandbox)
-    await _fails(lambda: client.stub.ListSandboxes(pb.ListSandboxesRequest()), PermissionDenied)
-    await _fails(lambda: client.stub.DestroyByRun(pb.DestroyByRunRequest()), PermissionDenied)
+        ids.append((await client.stub.CreateSandbox(create_request(rollout_id))).sandbox)
+    await fails(lambda: client.stub.ListSandboxes(pb.ListSandboxesRequest()), PermissionDenied)
+    await fails(lambda: client.stub.DestroyByRun(pb.DestroyByRunRequest()), PermissionDenied)
     client.be("", role="operator")
     seen, token = [], ""
     while True:
@@ -274,7 +226,7 @@ async def test_an_operator_lists_and_destroys_but_does_not_use(client, suite):
     assert sorted(seen) == sorted(one.sandbox_id for one in ids)
     target = {"rollout_id": ids[0].rollout_id, "sandbox_id": ids[0].sandbox_id}
     spec = pb.ExecSpec(**target, exec_id="x", argv=["true"])
-    await _fails(lambda: client.stub.Exec(pb.ExecRequest(exec=spec)), PermissionDenied)
+    await fails(lambda: client.stub.Exec(pb.ExecRequest(exec=spec)), PermissionDenied)
     await client.stub.DestroySandbox(pb.DestroySandboxRequest(**target))
     done = await client.stub.DestroyByRun(pb.DestroyByRunRequest(run_id="run-1"))
     assert done.destroyed_count == 4
@@ -286,7 +238,7 @@ async def test_an_operator_lists_and_destroys_but_does_not_use(client, suite):
 async def test_bad_requests_name_every_field(client, suite):
     rollout_id = suite.rollout_id()
     client.be(rollout_id)
-    request = _create(
+    request = create_request(
         rollout_id,
         template="windows",
         network_profile="open",
@@ -294,7 +246,7 @@ async def test_bad_requests_name_every_field(client, suite):
         env={"A=B": "c"},
         lifetime=Duration(seconds=100_000),
     )
-    error = await _fails(lambda: client.stub.CreateSandbox(request), InvalidArgument)
+    error = await fails(lambda: client.stub.CreateSandbox(request), InvalidArgument)
     assert set(error.violations) == {
         "template",
         "network_profile",
@@ -306,12 +258,12 @@ async def test_bad_requests_name_every_field(client, suite):
     missing = pb.CreateSandboxRequest(rollout_id=rollout_id, run_id="run-1")
     assert (
         "purpose"
-        in (await _fails(lambda: client.stub.CreateSandbox(missing), InvalidArgument)).violations
+        in (await fails(lambda: client.stub.CreateSandbox(missing), InvalidArgument)).violations
     )
-    bad_run = _create(rollout_id, run_id="a.b")
-    await _fails(lambda: client.stub.CreateSandbox(bad_run), InvalidArgument)
+    bad_run = create_request(rollout_id, run_id="a.b")
+    await fails(lambda: client.stub.CreateSandbox(bad_run), InvalidArgument)
     spec = pb.ExecSpec(rollout_id=rollout_id, sandbox_id="x", exec_id="has space", argv=[])
-    error = await _fails(lambda: client.stub.Exec(pb.ExecRequest(exec=spec)), InvalidArgument)
+    error = await fails(lambda: client.stub.Exec(pb.ExecRequest(exec=spec)), InvalidArgument)
     assert set(error.violations) == {"exec.exec_id", "exec.argv"}
 
 
@@ -320,7 +272,7 @@ async def test_unknown_is_not_found(client, suite):
     client.be(rollout_id)
     for name, call in _calls(client, rollout_id, "sbx_unknown").items():
         if name not in (*ABOUT_NO_SANDBOX, "DestroySandbox"):
-            await _fails(call, NotFound)
+            await fails(call, NotFound)
     await _calls(client, rollout_id, "sbx_unknown")["DestroySandbox"]()
 
 
@@ -328,7 +280,7 @@ async def test_a_real_rollout_over_grpc(real_client, real):
     client, rollout_id = real_client, real.rollout_id()
     client.be(rollout_id)
     made = await client.stub.CreateSandbox(
-        _create(
+        create_request(
             rollout_id,
             files=[pb.SandboxFile(path="/work/in/task.txt", content=b"21", mode=0o600)],
             env={"FACTOR": "2"},
@@ -349,13 +301,13 @@ async def test_a_real_rollout_over_grpc(real_client, real):
     )
     assert (read.content, read.size_bytes) == (b"on", 4)
     await client.stub.DestroySandbox(pb.DestroySandboxRequest(**target))
-    await _fails(lambda: client.stub.Exec(pb.ExecRequest(exec=spec)), NotFound)
+    await fails(lambda: client.stub.Exec(pb.ExecRequest(exec=spec)), NotFound)
 
 
 async def test_a_stream_brings_output_as_it_comes_and_its_end_kills(real_client, real):
     client, rollout_id = real_client, real.rollout_id()
     client.be(rollout_id)
-    made = await client.stub.CreateSandbox(_create(rollout_id))
+    made = await client.stub.CreateSandbox(create_request(rollout_id))
     target = {"rollout_id": rollout_id, "sandbox_id": made.sandbox.sandbox_id}
     script = "echo one; echo two >&2; read line; echo $line; exit 3"
     spec = pb.ExecSpec(**target, exec_id="a", argv=["sh", "-c", script], stdin=b"three\n")

@@ -5,6 +5,7 @@ import io
 import os
 import random
 import stat
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,7 +206,15 @@ def test_the_same_hard_link_twice_leaves_no_other_name(place):
     assert place.names() == {"kept", "x", "h"}
 
 
-def test_folders_nest_as_deep_as_paths_go(place):
+@pytest.fixture
+def deep_place(place) -> Iterator[Place]:
+    """A place whose tree may be deeper than Python's own removal goes."""
+    yield place
+    subprocess.run(["rm", "-rf", place.inside / "d"], check=True)
+
+
+def test_folders_nest_as_deep_as_paths_go(deep_place):
+    place = deep_place
     path = "d/" * 2000
     place.unpack(_archive(_file(f"{path}x", b"deep")))
     descriptor = os.open(place.inside, os.O_PATH)
@@ -331,6 +340,25 @@ def test_a_snapshot_brings_the_tree_back_exactly(place, tmp_path):
     place.restore(data)
     assert _hash_with_sparse(place.inside) == _hash_with_sparse(source)
     assert place.outside_is_untouched()
+
+
+def test_a_file_of_many_holes_is_kept_without_them(place, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    with (source / "holes").open("wb") as file:
+        for number in range(3000):
+            file.seek(number << 20)
+            file.write(b"%d" % number)
+    data = _pack(source, exact=True)
+    assert len(data) < 3000 * 5000
+    place.restore(data)
+    status = (place.inside / "holes").stat()
+    assert status.st_size == (2999 << 20) + 4
+    assert status.st_blocks * 512 < 3000 * 5000
+    with (place.inside / "holes").open("rb") as file:
+        for number in (0, 1, 1500, 2999):
+            file.seek(number << 20)
+            assert file.read(10).rstrip(b"\0") == b"%d" % number
 
 
 def test_a_snapshot_of_an_upper_layer_removes_what_that_removed(place, tmp_path):

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import docker_rows
 import hostile_cases
+import remote_rows
 
 from sandbox.backends.local import LocalBackend
 from sandbox.backends.protocol import Backend, Box
@@ -84,14 +85,14 @@ def _local_census(backend: Backend, folder: Path) -> Census:
     return frozenset(found | {f"group {path}" for path in group_folders(folder)})
 
 
+def children_of(parent: int) -> list[int]:
+    """Return the processes that one has started itself."""
+    return _by_parent().get(parent, [])
+
+
 def descendants(root: int) -> set[int]:
     """Return the processes below one."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                text = Path(f"/proc/{name}/stat").read_text(errors="replace")
-                children.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(name))
+    children = _by_parent()
     found: set[int] = set()
     pending = [root]
     while pending:
@@ -99,6 +100,16 @@ def descendants(root: int) -> set[int]:
         found.update(below)
         pending += below
     return found
+
+
+def _by_parent() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                text = Path(f"/proc/{name}/stat").read_text(errors="replace")
+                children.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(name))
+    return children
 
 
 def group_folders(folder: Path) -> list[Path]:
@@ -155,12 +166,12 @@ def _killed_manager(name: str) -> Callable[[Backend, Path, int], Awaitable[None]
             orphans = descendants(process.pid)
             os.kill(process.pid, signal.SIGKILL)
             os.kill(spawner, signal.SIGKILL)
-        await asyncio.to_thread(_reap, orphans)
+        await asyncio.to_thread(reap_orphans, orphans)
 
     return leave
 
 
-def _reap(orphans: set[int]) -> None:
+def reap_orphans(orphans: set[int]) -> None:
     """Reap what comes to this process, which is the manager of other tests, instead of to the machine's init."""
     end = time.monotonic() + 10.0
     while orphans and time.monotonic() < end:
@@ -201,6 +212,13 @@ UNDER_TEST: dict[str, Subject] = {
         open=_state,
         features=frozenset({Feature.SNAPSHOTS, Feature.WARM_POOL}),
         runs_programs=False,
+    ),
+    "remote": Subject(
+        open=remote_rows.opened,
+        vectors=remote_rows.VECTORS,
+        lose=remote_rows.lose,
+        census=remote_rows.census,
+        leave_remains=remote_rows.leave_remains,
     ),
     "docker": Subject(
         open=docker_rows.opened,

@@ -40,6 +40,8 @@ _MANAGER, _SANDBOX = "hone_manager", "hone_sandbox"
 _PARALLEL_CALLS = 32
 _LIFETIME_MARGIN_SECONDS = 60
 _CLOSE_SECONDS = 30.0
+_UNDO_SECONDS = 1.0
+"""How long a creation that was cancelled waits until it is undone; then that goes on by itself."""
 
 
 class RemoteBackend:
@@ -207,7 +209,8 @@ class RemoteBackend:
         try:
             vm = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self._spawn(self._undo(asking, spec.sandbox_id))
+            undoing = self._spawn(self._undo(asking, spec.sandbox_id))
+            await asyncio.wait([undoing], timeout=_UNDO_SECONDS)
             raise
         except Uncertain:
             self._spawn(self._undo(asking, spec.sandbox_id))

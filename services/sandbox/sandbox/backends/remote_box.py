@@ -1,6 +1,7 @@
 """One sandbox of a remote service, from the manager's side."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from sandbox.backends.remote_exec import (
     DRAIN_LIMIT_BYTES,
     RemoteExec,
     ToolResult,
+    Wrecked,
     run_tool,
     was_killed,
 )
@@ -174,7 +176,8 @@ class RemoteBox:
         running = self._running.get(exec_id)
         if running is not None:
             running.stop(Termination.KILLED)
-            await running.killed()
+            with contextlib.suppress(StreamBroken, Wrecked):  # whoever runs it says what it means
+                await running.killed()
 
     async def write_file(self, file: BoxFile) -> None:
         """Write a file; see `Box.write_file`."""

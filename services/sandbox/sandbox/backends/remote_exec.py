@@ -25,7 +25,12 @@ DRAIN_LIMIT_BYTES = 16 * 1024 * 1024
 KILL_SECONDS = 10.0
 """How long killing may take, with the ways there and back."""
 
+_RETRY_SECONDS = 0.05
 _EXIT_KILLED = 137
+
+
+class Wrecked(Exception):
+    """The command has left its sandbox unable to start anything; the daemon in it still answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +119,7 @@ class RemoteExec:
         self._started: asyncio.Future[int] = loop.create_future()
         self._ended: asyncio.Future[shell.WaitStatus] = loop.create_future()
         self._incomplete = False
+        self._refused = ""
         self._killing: asyncio.Task[None] | None = None
 
     async def run(self) -> ExecOutcome:
@@ -121,7 +127,7 @@ class RemoteExec:
 
         Raises:
             StartRefused: the daemon could not start even a shell.
-            StreamBroken: what became of it is not known.
+            StreamBroken: what became of it is not known, and so of the sandbox.
         """
         begun = time.monotonic()
         tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
@@ -132,21 +138,30 @@ class RemoteExec:
                     status = await asyncio.shield(self._ended)
             except TimeoutError:
                 self.stop(Termination.TIMED_OUT)
+                await self.killed()
                 status = await self._wait(self._ended, KILL_SECONDS, "it could not be killed")
             if self.command.kill_survivors:
                 self._kill()
-            if self._killing is not None:
-                await self._killing
+            await self.killed()
             return self._outcome(status, begun)
+        except Wrecked as error:
+            self._stderr.add(f"{error}\n".encode(errors="replace"))
+            self.stop_reason = Termination.SANDBOX_BROKEN_BY_WORKLOAD
+            return self._outcome(shell.WaitStatus(0, 0), begun)
         except asyncio.CancelledError:
             self.stop(Termination.KILLED)  # goes on after us; the box waits for it
             raise
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            for future in (self._started, self._ended):
-                future.cancel()
+            if self._killing is None or self._killing.done():
+                self._let_go(tasks)
+            else:  # killing waits for the command to start, and that is heard on the stream
+                self._killing.add_done_callback(lambda _: self._let_go(tasks))
+
+    def _let_go(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        self._started.cancel()
+        self._ended.cancel()
 
     def stop(self, reason: Termination) -> None:
         """Have it killed with all it started, once."""
@@ -155,10 +170,14 @@ class RemoteExec:
             self._kill()
 
     async def killed(self) -> None:
-        """Wait until a killing that was begun is over."""
+        """Wait until a killing that was begun is over.
+
+        Raises:
+            StreamBroken: it is not known whether it could be done.
+            Wrecked: it cannot be done.
+        """
         if self._killing is not None:
-            with contextlib.suppress(StreamBroken, StartRefused):
-                await asyncio.shield(self._killing)
+            await asyncio.shield(self._killing)
 
     def _kill(self) -> None:
         if self._killing is None:
@@ -168,7 +187,22 @@ class RemoteExec:
     async def _kill_tree(self) -> None:
         if not self._started.done():  # a command that comes after its killers would live
             await self._wait(self._started, self._call_seconds, "it did not start")
-        await run_tool(self._envd, shell.KILL, self._mark, seconds=KILL_SECONDS)
+        try:
+            async with asyncio.timeout(KILL_SECONDS):
+                while not await self._try_to_kill():
+                    await asyncio.sleep(_RETRY_SECONDS)
+        except TimeoutError as error:
+            if self._refused:
+                raise Wrecked(f"its sandbox cannot start a process: {self._refused}") from error
+            raise StreamBroken(f"it could not be killed within {KILL_SECONDS:g} s") from error
+
+    async def _try_to_kill(self) -> bool:
+        try:
+            await run_tool(self._envd, shell.KILL, self._mark, seconds=KILL_SECONDS)
+        except StartRefused as error:
+            self._refused = str(error)
+            return False  # the sandbox may be full of processes; some end all the time
+        return True
 
     async def _listen(self) -> None:
         argv = (shell.SHELL, "-c", shell.RUN, "sh", self.command.working_dir, self._input_path)

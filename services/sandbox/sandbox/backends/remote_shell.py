@@ -11,7 +11,7 @@ from sandbox.types import FileEntry, FileKind
 
 SHELL = "/bin/sh"
 TOOL_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-MARK = "HONE_EXEC"
+MARK = "EXEC_MARK"
 """Variable by which everything that a command started is found."""
 
 MISSING, WRONG_KIND, TOO_LARGE, NO_TOOL = 44, 45, 46, 43
@@ -30,6 +30,7 @@ RUN = """
 folder=$1 input=$2
 shift 2
 cd "$folder" || exit 126
+unset OLDPWD
 if [ -n "$input" ]; then exec <"$input"; rm -f "$input"; else exec </dev/null; fi
 exec "$@"
 """
@@ -45,14 +46,18 @@ done 2>/dev/null
 """$1: a process. Prints the last fields of its status once it has ended and nobody has asked for it."""
 
 KILL = f"""
-while found=$(grep -alsF "{MARK}=$1" /proc/[0-9]*/environ); [ -n "$found" ]; do
-  for file in $found; do
-    process=${{file#/proc/}}
-    kill -9 "${{process%%/*}}" 2>/dev/null
-  done
+while :; do
+  found=
+  for folder in /proc/[0-9]*; do
+    while read -r line || [ -n "$line" ]; do
+      case $line in *"{MARK}=$1"*) kill -9 "${{folder#/proc/}}" && found=1; break;; esac
+    done <"$folder/environ"
+  done 2>/dev/null
+  [ -n "$found" ] || exit 0
 done
 """
-"""$1: a mark. Kills every process that bears it until there is none."""
+"""$1: a mark. Kills every process that bears it until there is none. It starts nothing itself: in a sandbox that is
+full of processes it could not."""
 
 OOM_KILLS = "grep -s '^oom_kill ' /proc/vmstat"
 
@@ -67,10 +72,11 @@ LIST = f"""
 find "$1/" -mindepth 1 -maxdepth 1 -printf {_ENTRY}
 """
 READ = f"""
+case $1 in /proc/*|/sys/*) exit {WRONG_KIND};; esac
 [ -e "$1" ] || exit {MISSING}
 file=$(readlink -f -- "$1"; echo x)
 file=${{file%?x}}
-case $file in /proc/*|/sys/*) exit {WRONG_KIND};; esac
+case $file in /proc/*|/sys/*) exit {MISSING};; esac
 [ -f "$file" ] || exit {WRONG_KIND}
 size=$(stat -c %s -- "$file") || exit {MISSING}
 echo "$size" >&2

@@ -178,11 +178,19 @@ def reap_orphans(orphans: set[int]) -> None:
         for pid in list(orphans):
             try:
                 done, _ = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                done = 0 if os.path.exists(f"/proc/{pid}") else pid
+            except ChildProcessError:  # it went to the machine's init, which may take its time
+                done = 0 if _lives(pid) else pid
             if done:
                 orphans.discard(pid)
         time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
 
 
 def _local_row(name: str, *, control_groups: bool) -> Subject:

@@ -12,12 +12,26 @@ import pytest
 NOBODY = 65534
 
 SCRIPT = """
-import asyncio, json, sys, tempfile
+import asyncio, json, shutil, subprocess, sys, tempfile
 from pathlib import Path
 from sandbox.backends.local import LocalBackend
 from sandbox.rootfs import DEFAULT_ENV
-from sandbox.types import BoxFile, BoxSpec, Command, Limits
+from sandbox.types import BoxFile, BoxSpec, Command, Limits, Template
 from servicekit.errors import FailedPrecondition
+
+def make_image(folder):
+    for program in ("sh", "cat", "ls", "rm", "dd"):
+        place = shutil.which(program, path="/usr/bin:/bin")
+        linked = subprocess.run(["ldd", place], capture_output=True, text=True).stdout.split()
+        for path in [place, *(word for word in linked if word.startswith("/"))]:
+            target = folder / path.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    if not (folder / "bin").exists():
+        (folder / "bin").symlink_to("usr/bin")
+    (folder / "etc/deep").mkdir(parents=True)
+    (folder / "etc/issue").write_text("of the image")
+    (folder / "etc/deep/file").write_text("x")
 
 async def main():
     with tempfile.TemporaryDirectory() as folder:
@@ -61,6 +75,18 @@ async def main():
             await box.snapshot(Path(folder) / "unreadable")
         except FailedPrecondition as error:
             said["unreadable"] = [error.reason, error.attributable]
+        await box.destroy()
+        make_image(Path(folder) / "image")
+        template = Template(name="image", rootfs=str(Path(folder) / "image"))
+        limits = Limits(disk_bytes=1 << 24, max_inodes=500)
+        box = await backend.create(BoxSpec(sandbox_id="s2", template=template, limits=limits), print)
+        await run("image", "sh", "-c", "cat /etc/issue; echo new >/etc/issue; rm -r /etc/deep; ls /etc")
+        await run("image_disk", "sh", "-c", "dd if=/dev/zero of=/big bs=1M count=100; rm /big")
+        await run("image_gone", "sh", "-c", "rm -rf --no-preserve-root /")
+        await run("image_after", "sh", "-c", "echo still here")
+        await box.destroy()
+        box = await backend.create(BoxSpec(sandbox_id="s3", template=template, limits=limits), print)
+        await run("image_again", "sh", "-c", "cat /etc/issue /etc/deep/file")
         await box.destroy()
         said["live"] = backend.live_count()
         await backend.close()
@@ -142,3 +168,10 @@ def test_a_user_s_snapshot_brings_the_disk_back(said):
     assert "-rws--x--x 2 root root" in said["saved"][2]
     assert said["restored"] == said["saved"]
     assert said["unreadable"] == ["UNREADABLE", "workload"]
+
+
+def test_a_user_s_sandbox_stands_on_an_imported_root(said):
+    assert said["image"] == ["exited", 0, "of the imageissue\n"]
+    assert "No space left" in said["image_disk"][2]
+    assert said["image_after"][0] == "sandbox_broken_by_workload"
+    assert said["image_again"] == ["exited", 0, "of the imagex"]

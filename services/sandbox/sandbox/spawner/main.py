@@ -35,6 +35,7 @@ def main(descriptor: int) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     syscalls.set_child_subreaper()
     syscalls.set_process_title("hone-sandbox")
+    namespaces.write("/proc/self/comm", "hone-sandbox")
     try:
         if os.geteuid() != 0:
             namespaces.enter_own_user_namespace()

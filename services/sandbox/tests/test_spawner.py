@@ -1,0 +1,155 @@
+"""Spawner and keeper: born in their control group, first process, one capability that nobody inherits."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandbox.cgroups import find_tree
+
+FORK = """
+import os, sys
+sys.path.append(sys.argv[1])
+from sandbox.spawner import syscalls
+
+def child(namespaces, group):
+    reader, writer = os.pipe()
+    pid = syscalls.fork_into(namespaces, group)
+    if pid == 0:
+        with open("/proc/self/cgroup") as file:
+            own = [line.strip() for line in file if line.startswith("0::")]
+        grandchild = os.fork()  # what a fork leaves behind must be whole: a fork of it, garbage, an import
+        if grandchild == 0:
+            import gc, decimal
+            gc.collect()
+            os._exit(7)
+        _, status = os.waitpid(grandchild, 0)
+        os.write(writer, f"{os.getpid()} {own[0]} {os.waitstatus_to_exitcode(status)}".encode())
+        os._exit(0)
+    os.close(writer)
+    said = os.read(reader, 4096).decode()
+    _, status = os.waitpid(pid, 0)
+    print(pid, os.waitstatus_to_exitcode(status), said)
+
+group = -1
+if len(sys.argv) > 2:
+    group = os.open(sys.argv[2], os.O_RDONLY | os.O_DIRECTORY)
+child(syscalls.CLONE_NEWPID if os.geteuid() == 0 else 0, group)
+try:
+    syscalls.fork_into(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID, os.open("/", os.O_RDONLY))
+except OSError as error:
+    print("refused", error.errno)
+"""
+
+
+def _fork(*arguments: str) -> list[list[str]]:
+    import sandbox
+
+    folder = str(Path(next(iter(sandbox.__path__))).parent)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", FORK, folder, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_a_fork_into_namespaces_leaves_a_whole_interpreter():
+    (pid, code, inner, _, grandchild), refused = _fork()
+    assert (code, grandchild) == ("0", "7")
+    assert inner == ("1" if os.geteuid() == 0 else pid)
+    assert refused[0] == "refused"  # / is no control group, and the parent lives on
+
+
+@pytest.fixture
+def version_2_group():
+    """A folder of our own in a version 2 tree, with whatever controllers that has."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("cgroup2 "):
+            folder = Path(before.split()[4]) / f"hone-test-{os.getpid()}"
+            try:
+                folder.mkdir()
+            except OSError as error:
+                pytest.skip(f"no group of our own in the version 2 tree: {error}")
+            yield folder
+            with contextlib.suppress(FileNotFoundError):
+                folder.rmdir()
+            return
+    pytest.skip("no version 2 control groups are mounted")
+
+
+def test_a_fork_is_born_in_its_version_2_group(version_2_group):
+    (_, code, _, own, _), _ = _fork(str(version_2_group))
+    assert code == "0"
+    assert own.endswith(f"/{version_2_group.name}")
+    assert (version_2_group / "cgroup.procs").read_text() == ""
+
+
+async def test_the_keeper_has_one_capability_and_its_commands_none(real, box):
+    entry = real.fleet.find(box.info.sandbox_id)
+    keeper = _status(Path(f"/proc/{entry.box.keeper_pid}/status").read_text())
+    admin = f"{1 << 21:016x}"
+    assert keeper["CapEff"] == keeper["CapPrm"] == admin
+    assert {keeper[name] for name in ("CapBnd", "CapInh", "CapAmb")} == {f"{0:016x}"}
+    assert (keeper["NoNewPrivs"], keeper["Seccomp"], keeper["NSpid"].split()[-1]) == ("1", "2", "1")
+    assert keeper["Threads"] == "1"
+    command = _status((await box.sh("cat /proc/self/status")).stdout.decode())
+    capabilities = {command[name] for name in command if name.startswith("Cap")}
+    assert capabilities == {f"{0:016x}"}
+    assert (command["NoNewPrivs"], command["Seccomp"]) == ("1", "2")
+
+
+async def test_a_command_cannot_leave_its_mark(box):
+    script = (
+        "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
+        "for flags in (0x04000000, 0x04020000, 0x00020000, 0x10000000, 0x44000000, 0):\n"
+        "    print(flags, libc.unshare(flags), ctypes.get_errno())"
+    )
+    outcome = await box.python(script)
+    assert outcome.exit_code == 0, outcome.stderr
+    for line in outcome.stdout.decode().splitlines():
+        assert line.split()[1:] == ["-1", "1"], line
+
+
+async def test_a_command_holds_nothing_of_the_keeper(box):
+    descriptors = (await box.sh("ls /proc/self/fd")).stdout.split()
+    assert set(descriptors) <= {b"0", b"1", b"2", b"3"}  # 3 is the folder that ls reads
+    seen = await box.sh(
+        "cat /proc/1/environ; ls -l /proc/1/fd /proc/1/root; kill -STOP 1; kill -CHLD 1"
+    )
+    assert b"denied" in seen.stderr.lower()
+    assert b"socket" not in seen.stdout
+    assert (await box.sh("echo on")).stdout == b"on\n"
+
+
+async def test_the_keeper_reaps_what_commands_leave(box):
+    script = "for i in $(seq 50); do (sleep 0 &) ; done; sleep 0.05"
+    assert (await box.sh(script)).exit_code == 0
+    seen = await box.sh("grep -h '^State' /proc/[0-9]*/status")
+    assert b"Z" not in seen.stdout
+
+
+async def test_a_keeper_is_in_every_control_group_of_its_sandbox(real, box):
+    if real.manager.stats().isolation.endswith("-rlimits"):
+        pytest.skip("no control groups here")
+    keeper = real.fleet.find(box.info.sandbox_id).box.keeper_pid
+    lines = Path(f"/proc/{keeper}/cgroup").read_text().splitlines()
+    tree = find_tree()
+    inside = {
+        name
+        for line in lines
+        for name in line.split(":")[1].split(",")
+        if line.endswith(box.info.sandbox_id)
+    }
+    assert inside >= ({""} if tree.version == 2 else set(tree.controllers))
+
+
+def _status(text: str) -> dict[str, str]:
+    pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return {key: value.strip() for key, value in pairs}

@@ -116,11 +116,11 @@ class Unpacker:
         try:
             with contextlib.closing(os.fdopen(descriptor, "wb", buffering=0)):
                 self._fill(descriptor, member, reader)
+                self._settle(descriptor, member)
+            self._rename(parent, temporary, path, name)
         except BaseException:  # also when stopped: no half file may stay
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=parent)
+            _unlink(parent, temporary)
             raise
-        self._put(parent, temporary, path, name, member)
 
     def _fill(self, descriptor: int, member: Member, reader: TarReader) -> None:
         while data := reader.read():
@@ -139,33 +139,31 @@ class Unpacker:
             os.link(trees.link_of(source), temporary, dst_dir_fd=parent, follow_symlinks=True)
         finally:
             os.close(source)
-        self._rename(parent, temporary, path, name)
+        try:
+            self._rename(parent, temporary, path, name)
+        finally:
+            _unlink(
+                parent, temporary
+            )  # still there where both names were links to one file already
 
     def _put(self, parent: int, temporary: str, path: str, name: str, member: Member) -> None:
         """Give what was made its owner, mode and time, and its name."""
         try:
             descriptor = trees.open_node(parent, temporary)
             try:
-                self._settle(descriptor, member)
+                # By way of /proc calls reach what an O_PATH descriptor stands for, a link itself included.
+                self._settle(trees.link_of(descriptor), member)
             finally:
                 os.close(descriptor)
-        except OSError:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=parent)
+            self._rename(parent, temporary, path, name)
+        except BaseException:  # also when stopped
+            _unlink(parent, temporary)
             raise
-        self._rename(parent, temporary, path, name)
 
     def _rename(self, parent: int, temporary: str, path: str, name: str) -> None:
-        try:
-            os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
-        finally:
-            # Gone, unless the rename failed or both names are links to one file already.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=parent)
+        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
 
-    def _settle(self, descriptor: int, member: Member) -> None:
-        # By way of /proc these calls reach what an O_PATH descriptor stands for, a link itself included.
-        node = trees.link_of(descriptor)
+    def _settle(self, node: int | str, member: Member) -> None:
         os.chown(node, *self._ids(member))
         if member.kind is not MemberKind.LINK:
             os.chmod(node, self._mode(member))
@@ -185,7 +183,7 @@ class Unpacker:
             except OSError:
                 continue  # moved or removed meanwhile
             try:
-                self._settle(descriptor, self._folders[path])
+                self._settle(trees.link_of(descriptor), self._folders[path])
             finally:
                 os.close(descriptor)
 
@@ -308,9 +306,11 @@ class Restorer(Unpacker):
         os.ftruncate(descriptor, int(member.notes[NOTE_SIZE]))
 
     def _rename(self, parent: int, temporary: str, path: str, name: str) -> None:
-        if self._is_folder(path):
+        try:
+            super()._rename(parent, temporary, path, name)
+        except IsADirectoryError:
             trees.remove_tree(self._top, path, self._check)
-        super()._rename(parent, temporary, path, name)
+            super()._rename(parent, temporary, path, name)
 
     def _is_folder(self, path: str) -> bool:
         try:
@@ -324,6 +324,11 @@ class Restorer(Unpacker):
 
     def _mode(self, member: Member) -> int:
         return member.mode
+
+
+def _unlink(parent: int, temporary: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary, dir_fd=parent)
 
 
 def _extents(count: int, reader: TarReader) -> array[int]:

@@ -131,8 +131,10 @@ def group_folders(folder: Path) -> list[Path]:
 
 
 _MANAGER = """
-import asyncio, json, sys
+import asyncio, json, site, sys
 from pathlib import Path
+for path in [one for one in sys.path if one.endswith("site-packages")]:
+    site.addsitedir(path)  # where this Python is not the one that they belong to
 from backends_under_test import UNDER_TEST
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import BoxSpec, Command

@@ -151,7 +151,7 @@ async def fork_bomb(lab: Lab) -> None:
     must_end(outcome, Termination.TIMED_OUT)
     must(outcome.duration_seconds < 1.0 + KILL_MARGIN_SECONDS, f"took {outcome.duration_seconds} s")
     after = await box.sh(LIVING)
-    must(after.exit_code == 0 and int(after.stdout) <= 5, f"still alive: {after}")
+    must(after.exit_code == 0 and int(after.stdout) <= 8, f"still alive: {after}")
 
 
 @case("01b", "more processes than allowed, and the workload is told")
@@ -304,7 +304,7 @@ async def ignore_everything(lab: Lab) -> None:
     outcome = await box.python(script, timeout_seconds=0.5)
     must_end(outcome, Termination.TIMED_OUT)
     after = await box.sh(LIVING)
-    must(int(after.stdout) <= 5, f"still alive: {after}")
+    must(int(after.stdout) <= 8, f"still alive: {after}")
 
 
 @case("08", "rm -rf /")
@@ -500,18 +500,18 @@ async def take_every_cpu(lab: Lab) -> None:
     script = """
 import os, time
 begun = time.monotonic()
-for _ in range(16):
+for _ in range(32):
     if not os.fork():
-        while time.monotonic() < begun + 0.5: pass
+        while time.monotonic() < begun + 1.0: pass
         os._exit(0)
-for _ in range(16): os.wait()
+for _ in range(32): os.wait()
 used = os.times()
 print((used.children_user + used.children_system) / (time.monotonic() - begun))
 """
     outcomes = await asyncio.gather(limited.python(script), other.python(script))
     share, beside = (float(outcome.stdout) for outcome in outcomes)
-    # On a busy machine nobody may get much; then the two tell by how they compare.
-    must(share < max(0.35, 0.5 * beside), f"had {share:.2f} of 0.2 CPUs, one with 2.0 {beside:.2f}")
+    # Many processes each, so that a busy machine gives them much all the same where nothing limits them.
+    must(share < max(0.3, 0.5 * beside), f"had {share:.2f} of 0.2 CPUs, one with 2.0 {beside:.2f}")
 
 
 def expected_to_fail(isolation: str, name: str) -> re.Pattern[str] | None:

@@ -49,6 +49,9 @@ _UNKNOWN_SECONDS = 60.0
 
 _PROBE = ("sh", "-c", "command -v python3 >/dev/null || echo no python3")
 _OPEN_FILES = 1024
+_ROOT_DIR = "root"
+_DEVICES_DIR = "dev"
+"""Below the state folder: mount points, empty for all but sandboxes and the spawner."""
 
 
 class LocalBackend:
@@ -93,7 +96,8 @@ class LocalBackend:
             )
         self.lock()
         syscalls.set_child_subreaper()  # if the spawner dies, its orphans come here to be reaped
-        (self._state_dir / "root").mkdir(exist_ok=True)
+        for name in (_ROOT_DIR, _DEVICES_DIR):
+            (self._state_dir / name).mkdir(exist_ok=True)
         missing = await asyncio.to_thread(self._find_cgroups)
         for source in (HOST_ROOT, *self._sources):
             await self._plan(source)
@@ -232,7 +236,7 @@ class LocalBackend:
         return reaped
 
     async def _start_spawner(self) -> None:
-        spawner = SpawnerProcess(self._on_spawner_death)
+        spawner = SpawnerProcess(self._state_dir / _DEVICES_DIR, self._on_spawner_death)
         try:
             await spawner.start()
         except (OSError, TimeoutError) as error:
@@ -309,7 +313,8 @@ class LocalBackend:
             "born_in": group.birth_folder() if group is not None else "",
             "rootless": self._rootless,
             "uid": 0 if self._rootless else OUTER_UID,
-            "root_dir": str(self._state_dir / "root"),
+            "root_dir": str(self._state_dir / _ROOT_DIR),
+            "dev_dir": str(self._state_dir / _DEVICES_DIR),
             "disk_bytes": limits.disk_bytes,
             "max_inodes": limits.max_inodes,
             "shm_bytes": limits.shm_bytes,

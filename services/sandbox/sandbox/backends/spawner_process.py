@@ -14,7 +14,7 @@ from sandbox.spawner import wire
 
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from sandbox.spawner.main import main; main(int(sys.argv[2]))"
+    "from sandbox.spawner.main import main; main(int(sys.argv[2]), sys.argv[3])"
 )
 """The interpreter is isolated (-I -S), so it is told the one folder to import from, after the standard library."""
 
@@ -70,8 +70,9 @@ class Channel:
 class SpawnerProcess:
     """One spawner, from start to end."""
 
-    def __init__(self, on_death: Callable[[], None]) -> None:
-        """`on_death` is called when it ends unasked."""
+    def __init__(self, devices: Path, on_death: Callable[[], None]) -> None:
+        """`devices` is an empty folder for its use; `on_death` is called when it ends unasked."""
+        self._devices = devices
         self._on_death = on_death
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -98,7 +99,16 @@ class SpawnerProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         folder = str(Path(next(iter(sandbox.__path__))).parent)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOT, folder, str(theirs.fileno())],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                _BOOT,
+                folder,
+                str(theirs.fileno()),
+                str(self._devices),
+            ],
             env={},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -21,11 +21,12 @@ from typing import Any, NoReturn
 
 from sandbox.spawner import namespaces, syscalls, wire
 from sandbox.spawner.keeper import CONTROL, LINK, run_keeper
+from sandbox.spawner.root import prepare_devices
 from sandbox.spawner.seccomp import build_filter
 
 
-def main(descriptor: int) -> NoReturn:
-    """Serve requests on the socket with this descriptor until it closes."""
+def main(descriptor: int, devices: str) -> NoReturn:
+    """Serve requests on the socket with this descriptor until it closes; `devices` is a folder to mount /dev's on."""
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     os.chdir("/")
@@ -41,6 +42,7 @@ def main(descriptor: int) -> NoReturn:
             namespaces.enter_own_user_namespace()
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
+        prepare_devices(devices)
     except OSError as error:
         wire.send(control, {"op": "error", "detail": str(error)})
         os._exit(1)

@@ -1,11 +1,12 @@
 """Builds a sandbox's root file system and makes it the root.
 
 The writable part is a tmpfs of bounded size and number of files. It is either the root itself, filled with a synthetic
-layout over read-only binds, or the upper layer over an imported base. `/dev`, `/dev/shm` and `/proc` are the
-sandbox's own in both cases.
+layout over read-only binds, or the upper layer over an imported base. In both cases `/proc`, `/dev/shm` and `/dev/pts`
+are the sandbox's own and `/dev` is a read-only folder that the spawner made.
 """
 
 import os
+import stat
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ def enter_root(spec: Mapping[str, Any]) -> int:
     else:
         _fill(spec, uid)
         writable = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-    _build_dev(owner, int(spec["shm_bytes"]))
+    _add_devices(spec["dev_dir"], owner, int(spec["shm_bytes"]))
     syscalls.mount("proc", "proc", "proc", flags | syscalls.MS_NOEXEC)
     syscalls.pivot_root_here()
     return writable
@@ -75,18 +76,32 @@ def _fill(spec: Mapping[str, Any], uid: int) -> None:
         syscalls.bind_read_only(source, path)
 
 
-def _build_dev(owner: str, shm_bytes: int) -> None:
+def prepare_devices(folder: str) -> None:
+    """Make the /dev that all sandboxes share, read-only, in the spawner's own mount namespace."""
     flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
-    syscalls.mount("tmpfs", "dev", "tmpfs", flags, "mode=755,size=65536,nr_inodes=64")
+    syscalls.mount("tmpfs", folder, "tmpfs", flags, "mode=755,size=65536,nr_inodes=64")
     for name in _DEVICES:
-        os.close(os.open(f"dev/{name}", os.O_WRONLY | os.O_CREAT, 0o666))
-        syscalls.mount(f"/dev/{name}", f"dev/{name}", None, syscalls.MS_BIND)
-    for directory in ("dev/pts", "dev/shm"):
-        os.mkdir(directory)
+        host, own = f"/dev/{name}", f"{folder}/{name}"
+        try:
+            os.mknod(own, stat.S_IFCHR, os.stat(host).st_rdev)
+        except (
+            PermissionError
+        ):  # an ordinary user, or a container, may not make one: the host's is bound
+            os.close(os.open(own, os.O_WRONLY | os.O_CREAT, 0o600))
+            syscalls.mount(host, own, None, syscalls.MS_BIND)
+        else:
+            os.chmod(own, 0o666)
+    for directory in ("pts", "shm"):
+        os.mkdir(f"{folder}/{directory}")
+    os.symlink("pts/ptmx", f"{folder}/ptmx")
+    os.symlink("/proc/self/fd", f"{folder}/fd")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"{folder}/{name}")
+
+
+def _add_devices(folder: str, owner: str, shm_bytes: int) -> None:
+    flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
+    syscalls.bind_read_only(folder, "dev", devices=True)
     syscalls.mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
     shm = f"mode=1777,size={shm_bytes},nr_inodes=4096,{owner}"
     syscalls.mount("tmpfs", "dev/shm", "tmpfs", flags | syscalls.MS_NODEV, shm)
-    os.symlink("pts/ptmx", "dev/ptmx")
-    os.symlink("/proc/self/fd", "dev/fd")
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        os.symlink(f"/proc/self/fd/{number}", f"dev/{name}")

@@ -43,6 +43,7 @@ _MOVE_MOUNT_F_EMPTY_PATH = 0x4
 _MOUNT_ATTR_RDONLY = 0x1
 _MOUNT_ATTR_NOSUID = 0x2
 _MOUNT_ATTR_NODEV = 0x4
+_MOUNT_ATTR_NOEXEC = 0x8
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -71,6 +72,8 @@ _NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.prctl.argtypes = (ctypes.c_int, *4 * (ctypes.c_ulong,))
+_libc.mount.argtypes = (*3 * (ctypes.c_char_p,), ctypes.c_ulong, ctypes.c_char_p)
 _libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 _libc_with_gil.syscall.restype = ctypes.c_long
 for _function in ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "PyOS_AfterFork_Parent"):
@@ -88,9 +91,8 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def _prctl(option: int, *arguments: int) -> int:
-    padded = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
-    return int(_libc.prctl(option, *padded))
+def _prctl(option: int, argument: int = 0, other: int = 0) -> int:
+    return int(_libc.prctl(option, argument, other, 0, 0))
 
 
 def unshare(flags: int) -> None:
@@ -148,7 +150,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
             source.encode(),
             target.encode(),
             kind.encode() if kind else None,
-            ctypes.c_ulong(flags),
+            flags,
             options.encode() or None,
         ),
         f"mount({kind or source} on {target})",
@@ -160,8 +162,11 @@ def unmount(target: str, flags: int) -> None:
     _check(_libc.umount2(target.encode(), flags), f"umount2({target})")
 
 
-def bind_read_only(source: str, target: str) -> None:
-    """Bind a file or a tree to another place: read-only, without set-uid and devices, submounts alike."""
+def bind_read_only(source: str, target: str, *, devices: bool = False) -> None:
+    """Bind a file or a tree to another place: read-only, without set-uid, submounts alike.
+
+    Without devices too, unless they are what is wanted; then nothing in it can be executed.
+    """
     tree = _check(
         _libc.syscall(
             ctypes.c_long(_NR_OPEN_TREE),
@@ -172,9 +177,9 @@ def bind_read_only(source: str, target: str) -> None:
         f"open_tree({source})",
     )
     try:
-        attributes = struct.pack(
-            "QQQQ", _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0
-        )
+        other = _MOUNT_ATTR_NOEXEC if devices else _MOUNT_ATTR_NODEV
+        flags = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | other
+        attributes = struct.pack("QQQQ", flags, 0, 0, 0)
         _check(
             _libc.syscall(
                 ctypes.c_long(_NR_MOUNT_SETATTR),
@@ -272,12 +277,8 @@ def install_seccomp(program: bytes) -> None:
     """Install a seccomp filter, given as packed BPF instructions."""
     buffer = ctypes.create_string_buffer(program, len(program))
     fprog = _SockFprog(len(program) // 8, ctypes.addressof(buffer))
-    _check(
-        _libc.prctl(
-            _PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(fprog), 0, 0
-        ),
-        "prctl(PR_SET_SECCOMP)",
-    )
+    place = ctypes.addressof(fprog)
+    _check(_prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, place), "prctl(PR_SET_SECCOMP)")
 
 
 def set_process_title(title: str) -> None:

@@ -28,6 +28,9 @@ from servicekit.errors import (
 MAX_READ_BYTES = 3 * 1024 * 1024
 """Most that one read returns; fits a gRPC message."""
 
+MAX_LISTED = 100_000
+"""Most entries of a folder that is listed."""
+
 MAX_SHOWN_CHARACTERS = 200
 """Of a path in an error message."""
 
@@ -104,11 +107,14 @@ class BoxFiles:
 
         Raises:
             NotFound: nothing is there. InvalidArgument: it is no such folder.
+            OutOfRange: it has more than `MAX_LISTED` entries.
         """
         try:
             folder = self._open_folder(path)
             try:
-                names = trees.names_in(folder)
+                names = trees.names_in(folder, MAX_LISTED + 1)
+                if len(names) > MAX_LISTED:
+                    raise OutOfRange(f"{shown(path)}: has more than {MAX_LISTED} entries")
                 found = (self._entry(folder, name) for name in names)
                 return [entry for entry in found if entry is not None]
             finally:

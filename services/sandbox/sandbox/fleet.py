@@ -295,15 +295,12 @@ class Fleet:
             log.error("background work failed", exc_info=error)
 
     def _refuse_if_over(self, key: BoxKey) -> None:
+        """Refuse an agent whose sandbox is gone: its state is too. A grading box has none that must last."""
         self._refuse_if_ended(key)
         last = self._records.last_of(key)
         record = self.find(last.sandbox_id) if last is not None else None
-        if not isinstance(record, SandboxRecord):
-            return
-        if record.cause is Cause.MANAGER_LOST:
-            raise gone(record)
-        if key.purpose is Purpose.AGENT:
-            raise had_one(key, record)
+        if key.purpose is Purpose.AGENT and isinstance(record, SandboxRecord):
+            raise gone(record) if record.cause is Cause.MANAGER_LOST else had_one(key, record)
 
     def _refuse_if_ended(self, key: BoxKey) -> None:
         """Refuse an agent's sandbox after the outcome; a grader may look at a stored rollout again."""

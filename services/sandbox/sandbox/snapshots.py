@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sandbox.refusals import rollout_ended
+from sandbox.spool import room_is_ours
 from sandbox.types import Purpose
 from servicekit.errors import (
     AlreadyExists,
@@ -139,7 +140,8 @@ class SnapshotStore:
             self._expire()
             self._refuse_if_full(1)
             unfinished = self._folder / f"{_UNFINISHED}{uuid.uuid4().hex}"
-            unfinished.mkdir(parents=True)
+            with room_is_ours():
+                unfinished.mkdir(parents=True)
             try:
                 await write(unfinished / "state")
                 size, sha256 = await asyncio.to_thread(_measure, unfinished / "state")
@@ -155,9 +157,10 @@ class SnapshotStore:
                     create_time=self._clock(),
                     path=self._place(*key) / "state",
                 )
-                _write_about(unfinished, snapshot)
-                self._place(*key).parent.mkdir(exist_ok=True)
-                os.rename(unfinished, self._place(*key))
+                with room_is_ours():
+                    _write_about(unfinished, snapshot)
+                    self._place(*key).parent.mkdir(exist_ok=True)
+                    os.rename(unfinished, self._place(*key))
                 self._snapshots[key] = snapshot
                 return snapshot
             finally:

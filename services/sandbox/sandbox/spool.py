@@ -1,9 +1,12 @@
 """Archives under way, on the manager's disk: each is gone when its call ends, however it ends."""
 
 import contextlib
+import errno
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+from servicekit.errors import ResourceExhausted
 
 
 class Spool:
@@ -24,3 +27,20 @@ class Spool:
             yield path
         finally:
             path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def room_is_ours() -> Iterator[None]:
+    """Say that the manager's own disk is full where that is why a write fails.
+
+    Raises:
+        ResourceExhausted: it is (reason MANAGER_DISK_FULL).
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ResourceExhausted(
+            "the manager's disk has no room for the archive", reason="MANAGER_DISK_FULL"
+        ) from error

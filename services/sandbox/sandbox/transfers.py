@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
@@ -13,7 +12,7 @@ from sandbox.access import require_purpose
 from sandbox.door import Door
 from sandbox.files import write_all
 from sandbox.snapshots import Origin, Snapshot, SnapshotStore
-from sandbox.spool import Spool
+from sandbox.spool import Spool, room_is_ours
 from sandbox.types import ArchiveEnd, Caller, Feature
 from servicekit.errors import DeadlineExceeded, HoneError, InvalidArgument, ResourceExhausted
 
@@ -207,11 +206,5 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 
 def _keep(descriptor: int, data: bytes) -> None:
-    try:
+    with room_is_ours():
         write_all(descriptor, data)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ResourceExhausted(
-            "the manager's disk has no room for the archive", reason="MANAGER_DISK_FULL"
-        ) from error

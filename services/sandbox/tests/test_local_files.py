@@ -176,6 +176,17 @@ async def test_a_folder_is_listed_in_order_with_what_its_entries_are(box):
         await box.list_files("/work/b")
 
 
+async def test_a_folder_that_is_too_large_is_not_listed(real, use):
+    limits = _limits(memory_bytes=512 * MIB, disk_bytes=256 * MIB, max_inodes=120_000)
+    box = use(real, (await real.create(real.rollout_id(), limits=limits)).info)
+    script = "for i in range(100_001): open(f'/work/{i}', 'w').close()"
+    assert (await box.python(script)).exit_code == 0
+    with pytest.raises(OutOfRange):
+        await box.list_files("/work")
+    await box.sh("rm /work/77")
+    assert len(await box.list_files("/work")) == 100_000
+
+
 async def test_what_is_looked_at_is_the_sandboxs_and_nothing_of_the_manager(box, host_folder):
     await box.sh(f"ln -s {host_folder} /work/out; ln -s / /work/top; ln -s /proc/1/cwd /work/magic")
     for path in ("/work/out", "/work/out/secret", f"{host_folder}/secret"):

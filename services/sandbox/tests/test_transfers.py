@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.spool import room_is_ours
 from sandbox.types import ArchiveEnd, Caller, Cause, Purpose, Role
 from servicekit.errors import (
     AlreadyExists,
@@ -346,6 +347,24 @@ async def test_a_stored_rollout_is_graded_again_after_its_outcome(work, clock):
     clock.now += 61
     await work.suite.fleet.expire()
     assert work.suite.events.causes(sandbox_id) == ["idle"]
+
+
+async def test_a_grading_box_that_was_lost_is_made_anew(work):
+    first = await work.suite.create(work.rollout_id, purpose=Purpose.GRADE)
+    await work.suite.fleet.destroy(work.suite.fleet.find(first.info.sandbox_id), Cause.MANAGER_LOST)
+    with pytest.raises(Unavailable) as caught:
+        await work.suite.manager.get(work.grader, work.rollout_id, first.info.sandbox_id)
+    assert caught.value.reason == "SANDBOX_LOST"
+    second = await work.suite.create(work.rollout_id, purpose=Purpose.GRADE)
+    assert second.created
+    assert second.info.sandbox_id != first.info.sandbox_id
+
+
+def test_a_full_disk_of_the_manager_is_ours():
+    full = open("/dev/full", "wb", buffering=0)
+    with full, pytest.raises(ResourceExhausted) as caught, room_is_ours():
+        full.write(b"x")
+    assert (caught.value.reason, caught.value.attributable) == ("MANAGER_DISK_FULL", "infra")
 
 
 async def test_a_sandbox_that_dies_is_told_as_lost(work):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import stat
 import threading
@@ -22,10 +21,11 @@ from sandbox.archives import TarReader, TarWriter
 from sandbox.backends.protocol import BoxLost
 from sandbox.files import BoxFiles, MakeName, typed
 from sandbox.packing import ExactPacker, Packer
+from sandbox.spool import room_is_ours
 from sandbox.trees import Check, Node, Stopped
 from sandbox.types import BoxFile, FileContent, FileEntry
 from sandbox.unpacking import Restorer, Unpacker
-from servicekit.errors import NotFound, ResourceExhausted
+from servicekit.errors import NotFound
 
 T = TypeVar("T")
 
@@ -217,12 +217,5 @@ class _Job:
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[BinaryIO]:
     """Open a new file on the manager's own disk; reading a sandbox's cannot fail for lack of room."""
-    try:
-        with path.open("xb") as file:
-            yield file
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ResourceExhausted(
-            "the manager's disk has no room for the archive", reason="MANAGER_DISK_FULL"
-        ) from error
+    with room_is_ours(), path.open("xb") as file:
+        yield file

@@ -361,9 +361,12 @@ async def test_a_grading_box_that_was_lost_is_made_anew(work):
 
 
 def test_a_full_disk_of_the_manager_is_ours():
-    with Path("/dev/full").open("wb", buffering=0) as full:
-        with pytest.raises(ResourceExhausted) as caught, room_is_ours():
-            full.write(b"x")
+    with (
+        Path("/dev/full").open("wb", buffering=0) as full,
+        pytest.raises(ResourceExhausted) as caught,
+        room_is_ours(),
+    ):
+        full.write(b"x")
     assert (caught.value.reason, caught.value.attributable) == ("MANAGER_DISK_FULL", "infra")
 
 

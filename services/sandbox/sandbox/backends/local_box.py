@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from sandbox.backends.killing import KILL_SECONDS, TreeKiller
+from sandbox.backends.killing import TreeKiller, has_ended, remove_group
 from sandbox.backends.local_files import LocalFiles
 from sandbox.backends.protocol import BoxLost
 from sandbox.backends.running import RunningCommand
@@ -33,7 +33,6 @@ from servicekit.errors import FailedPrecondition
 
 log = logging.getLogger(__name__)
 
-_REAP_SECONDS = 0.01
 _REFORK_SECONDS = 0.005
 _EXIT_NOT_FOUND = 127
 _EXIT_NOT_EXECUTABLE = 126
@@ -246,10 +245,10 @@ class LocalBox:
             self._ready.cancel()
         self._fail_running()
         for pidfd in self._pidfds:
-            await self._exited(pidfd)
-        self._reap_orphans()
+            if not await has_ended(pidfd, self._own_pids):
+                log.error("sandbox: a killed process does not end", extra={"id": self.sandbox_id})
         if self._cgroup is not None:
-            gone = await asyncio.to_thread(_remove_cgroup, self._cgroup)
+            gone = await asyncio.to_thread(remove_group, self._cgroup)
             if not gone:
                 log.error("sandbox: cgroup could not be removed", extra={"id": self.sandbox_id})
         if self._files is not None:
@@ -400,29 +399,6 @@ class LocalBox:
             self._die()
             self._on_lost(self.sandbox_id)
 
-    async def _exited(self, pidfd: int) -> None:
-        """Wait until the process of a pidfd has ended, but not for ever."""
-        loop = asyncio.get_running_loop()
-        gone = asyncio.Event()
-        loop.add_reader(pidfd, gone.set)
-        end = loop.time() + KILL_SECONDS
-        try:
-            while not gone.is_set() and loop.time() < end:
-                self._reap_orphans()  # a dead spawner's keepers are this process's children
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_REAP_SECONDS):
-                        await gone.wait()
-        finally:
-            loop.remove_reader(pidfd)
-        if not gone.is_set():
-            log.error("sandbox: a killed process does not end", extra={"id": self.sandbox_id})
-
-    def _reap_orphans(self) -> None:
-        """Reap the keeper if it became the manager's child because the spawner died."""
-        for pid in self._own_pids:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-
     def _usable_files(self) -> LocalFiles:
         if self._dead and self._broken:
             raise FailedPrecondition(
@@ -433,7 +409,3 @@ class LocalBox:
         if self._dead or self._files is None:
             raise BoxLost(f"sandbox {self.sandbox_id} died")
         return self._files
-
-
-def _remove_cgroup(cgroup: BoxCgroup) -> bool:
-    return cgroup.kill_all() and cgroup.remove()

@@ -254,8 +254,11 @@ class Exec:
         if not self.command:
             self._ended.set_result(signal.SIGKILL)
             return
-        self._reaper.ended(self.command).add_done_callback(self._orphan_ended)
+        orphan = self._reaper.ended(self.command)
+        orphan.add_done_callback(self._orphan_ended)
         self._reaper.reap()
+        if not orphan.done() and not os.path.exists(f"/proc/{self.command}"):
+            self._ended.set_result(signal.SIGKILL)  # nobody can say any more how it ended
 
     def _orphan_ended(self, status: "asyncio.Future[int]") -> None:
         if not self._ended.done():

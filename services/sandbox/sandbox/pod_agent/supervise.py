@@ -87,13 +87,22 @@ def supervise(start: Start, identity: Identity, stdio: Sequence[int], notes: int
 
 
 def _reap(command: int, notes: int) -> None:
+    """Reap until nothing is left.
+
+    The command is looked at, noted, and only then reaped: if this process is killed at any point, its status is in the
+    note or still to be had by the agent, which then inherits the command.
+    """
     while True:
         try:
-            pid, status = os.wait()
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:
             return
-        if pid == command:
+        assert ended is not None
+        if ended.si_pid == command:
+            is_exit = ended.si_code == os.CLD_EXITED
+            status = ended.si_status << 8 if is_exit else ended.si_status
             os.write(notes, NOTE.pack(ENDED, status, 0))
+        os.waitpid(ended.si_pid, 0)
 
 
 def _run(start: Start, identity: Identity, stdio: Sequence[int], notes: int) -> NoReturn:

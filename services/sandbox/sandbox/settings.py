@@ -59,12 +59,14 @@ class OptimisticOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    inner: str = "local"
+    inner: Literal["local", "docker", "kubernetes", "remote"] = "local"
     """The backend that makes the shared environments."""
     share: int = Field(default=8, ge=1)
     """Most rollouts in one environment at a time."""
+    skip: tuple[str, ...] = ("/proc", "/sys", "/dev", "/usr")
+    """Not compared. The embedded backend's /usr cannot be written to; where it can, leave it out of this list."""
     max_archive_mib: int = Field(default=256, ge=1)
-    """Of the files of an environment; one with more counts as changed."""
+    """Of the files in one folder below the root; one with more counts as changed."""
 
 
 class DockerOptions(BaseModel):
@@ -82,6 +84,8 @@ class DockerOptions(BaseModel):
     """User and group, as numbers, that every command runs as."""
     writable_root: bool = False
     """Whether the root can be written to; needs a storage driver that limits its size (overlay2 on XFS with pquota)."""
+    seccomp_profile: Path | None = None
+    """JSON, as `docker run --security-opt seccomp=` takes it; empty means the daemon's own."""
     networks: Mapping[str, str] = Field(default_factory=dict)
     """The daemon's network for each network profile but none."""
     parallel_calls: int = Field(default=16, ge=2)

@@ -42,6 +42,8 @@ class Subject:
     """What it must offer; `start` has to say the same."""
     runs_programs: bool = True
     """False for a fake whose commands a test scripts: then only birth, death and counting are tested."""
+    survivors: bool = True
+    """Whether what a command leaves running lives on unless it is to die."""
     sees_processes: bool = False
     """Whether the sandboxes' processes are processes of this machine."""
     vectors: frozenset[str] = frozenset()
@@ -214,6 +216,19 @@ async def _state(folder: Path) -> AsyncIterator[Backend]:
     yield StateBackend(folder, StateOptions())
 
 
+@asynccontextmanager
+async def _optimistic(folder: Path) -> AsyncIterator[Backend]:
+    from sandbox.backends.optimistic import OptimisticBackend
+    from sandbox.settings import OptimisticOptions
+
+    # Alone in its environment each keeps the whole contract; what sharing does is tested in test_optimistic.py.
+    yield OptimisticBackend(LocalBackend(folder), folder, OptimisticOptions(share=1))
+
+
+async def _kill_room(backend: Backend, box: Box) -> None:
+    await _kill_keeper(backend, box.room.box)  # type: ignore[attr-defined]
+
+
 UNDER_TEST: dict[str, Subject] = {
     "local": _local_row("local", control_groups=True),
     "local-rlimits": _local_row("local-rlimits", control_groups=False),
@@ -222,6 +237,13 @@ UNDER_TEST: dict[str, Subject] = {
         open=_state,
         features=frozenset({Feature.SNAPSHOTS, Feature.WARM_POOL}),
         runs_programs=False,
+    ),
+    "optimistic": Subject(
+        open=_optimistic,
+        features=frozenset({Feature.FILES, Feature.ARCHIVES}),
+        survivors=False,
+        sees_processes=True,
+        lose=_kill_room,
     ),
     "remote": Subject(
         open=remote_rows.opened,

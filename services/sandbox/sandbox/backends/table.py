@@ -44,10 +44,18 @@ def _kubernetes(settings: SandboxSettings) -> Backend:
     return KubernetesBackend(settings.data_dir, settings.kubernetes, rng=random.Random())
 
 
+def _optimistic(settings: SandboxSettings) -> Backend:
+    from sandbox.backends.optimistic import OptimisticBackend
+
+    options = settings.optimistic
+    return OptimisticBackend(BACKENDS[options.inner](settings), settings.data_dir, options)
+
+
 BACKENDS: dict[str, Callable[[SandboxSettings], Backend]] = {
     "local": _local,
     "remote": _remote,
     "state": _state,
+    "optimistic": _optimistic,
     "docker": _docker,
     "kubernetes": _kubernetes,
 }

@@ -134,7 +134,7 @@ class BoxCgroup:
     def process_ids(self) -> list[int]:
         """Return the processes in it, as this process numbers them."""
         try:
-            text = (self._folders["pids"] / "cgroup.procs").read_text(encoding="ascii")
+            text = _content(f"{self._folders['pids']}/cgroup.procs")
         except OSError:  # ENODEV or ENOENT: the group is gone, and so are they
             return []
         return [int(line) for line in text.split()]
@@ -302,7 +302,7 @@ def _plus(tree: Tree) -> str:
 
 def _counter(path: Path, name: str) -> int:
     try:
-        text = path.read_text(encoding="ascii")
+        text = _content(str(path))
     except OSError:
         return 0  # the group is gone; the caller compares with an earlier count
     for line in text.splitlines():
@@ -310,6 +310,12 @@ def _counter(path: Path, name: str) -> int:
         if key == name:
             return int(value)
     return 0
+
+
+def _content(path: str) -> str:
+    """Read a file whole; plainer than pathlib because it happens several times in every command."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read().decode("ascii")
 
 
 def _write(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from sandbox import trees
+from sandbox.ownership import ids
 from sandbox.spawner import syscalls
 from sandbox.types import BoxFile, FileContent, FileEntry, FileKind
 from servicekit.errors import (
@@ -250,7 +251,7 @@ class BoxFiles:
         descriptor = os.open(temporary, flags, 0o600, dir_fd=parent)
         try:
             write_all(descriptor, file.content)
-            os.fchown(descriptor, self._owner, self._owner)
+            os.fchown(descriptor, *ids(self._owner, self._owner))
             os.fchmod(descriptor, file.mode & 0o777)
             os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         except OSError:

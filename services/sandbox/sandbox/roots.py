@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sandbox.archives import Member, TarReader
+from sandbox.ownership import ids
 from sandbox.rootfs import SHELL, WORKING_DIR, RootPlan
 from sandbox.unpacking import Unpacker
 from servicekit.errors import FailedPrecondition, InvalidArgument
@@ -289,11 +290,9 @@ def _add_places(tree: Path, source: Path) -> None:
 
 def _settle(tree: Path, owner: int) -> None:
     """Give all of it to the sandbox's root, and take set-uid bits away."""
-    shift = os.geteuid() == 0  # an ordinary user's files are its own already
     os.chmod(tree, 0o755)
     for path, status in ((tree, tree.stat()), *_walk(tree)):
-        if shift:
-            os.chown(path, owner, owner, follow_symlinks=False)
+        os.chown(path, *ids(owner, owner), follow_symlinks=False)
         if not stat.S_ISLNK(status.st_mode):
             # A folder that its owner could not enter would be in the way of whoever removes it.
             needed = stat.S_IRWXU if stat.S_ISDIR(status.st_mode) else stat.S_IRUSR

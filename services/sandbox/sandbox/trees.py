@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
 
+from sandbox.ownership import ids
 from sandbox.spawner import syscalls
 from servicekit.errors import FailedPrecondition
 
@@ -145,7 +146,7 @@ def make_folders(top: int, path: str, owner: int, resolve: int) -> int:
 def make_folder(parent: int, name: str, mode: int, owner: int) -> None:
     """Make one folder."""
     os.mkdir(name, mode, dir_fd=parent)
-    os.chown(name, owner, owner, dir_fd=parent, follow_symlinks=False)
+    os.chown(name, *ids(owner, owner), dir_fd=parent, follow_symlinks=False)
 
 
 def remove_tree(top: int, path: str, check: Check) -> None:

@@ -20,6 +20,7 @@ from pathlib import PurePosixPath
 from sandbox import trees
 from sandbox.archives import CHUNK_BYTES, Member, MemberKind, TarReader
 from sandbox.files import MakeName, shown, typed, write_all
+from sandbox.ownership import ids
 from sandbox.packing import EXTENT_TYPE, NOTE_EXTENTS, NOTE_OPAQUE, NOTE_SIZE
 from sandbox.trees import Check
 from servicekit.errors import DataLoss, InvalidArgument
@@ -164,7 +165,7 @@ class Unpacker:
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def _settle(self, node: int | str, member: Member) -> None:
-        os.chown(node, *self._ids(member))
+        os.chown(node, *ids(*self._ids(member)))
         if member.kind is not MemberKind.LINK:
             os.chmod(node, self._mode(member))
         os.utime(node, ns=(member.modify_ns, member.modify_ns))

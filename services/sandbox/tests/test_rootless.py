@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 NOBODY = 65534
+GROUP = 12345
+"""Of the ordinary user; another number than the user's, as on many machines."""
 
 SCRIPT = """
 import asyncio, json, shutil, subprocess, sys, tempfile
@@ -132,7 +134,7 @@ def _python_for_nobody() -> tuple[str, list[str]]:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         pytest.skip("needs setpriv to become an ordinary user")
-    prefix = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    prefix = [setpriv, f"--reuid={NOBODY}", f"--regid={GROUP}", "--clear-groups"]
     check = (
         "import sys, os; assert sys.version_info >= (3, 11); "
         f"assert os.access(sys.executable, os.X_OK); os.stat({__file__!r})"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from sandbox.output import CappedOutput
+from sandbox.ownership import ids
 from sandbox.types import Chunk, Command, ExecOutcome, Stream, Termination
 
 DRAIN_LIMIT_BYTES = 64 * 1024 * 1024
@@ -55,14 +56,14 @@ class RunningCommand:
         if self._stdin:
             reader, self._stdin_writer = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(self._stdin_writer, False)
-            os.fchown(reader, owner, owner)
+            os.fchown(reader, *ids(owner, owner))
         else:
             reader = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         child = [reader]
         for stream in (Stream.STDOUT, Stream.STDERR):
             ours, theirs = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(ours, False)
-            os.fchown(theirs, owner, owner)
+            os.fchown(theirs, *ids(owner, owner))
             self._readers[ours] = stream
             child.append(theirs)
         return child

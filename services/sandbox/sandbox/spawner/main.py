@@ -80,30 +80,36 @@ class _Spawner:
                     self._fork_keeper(spec, box)
 
     def _fork_keeper(self, spec: Mapping[str, Any], box: socket.socket) -> None:
-        link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            pid = self._fork(spec)
-        except OSError as error:
-            link.close()
-            theirs.close()
-            failure = {"op": "error", "stage": "fork", "errno": error.errno, "detail": str(error)}
-            wire.send(box, failure)
-            return
-        if pid == 0:
-            _place_descriptors(box.fileno(), theirs.fileno())
-            born = spec["born_in"] and self._born_in_groups
-            run_keeper(spec, [] if born else spec["join"], self._seccomp_filter)
-        theirs.close()
-        with contextlib.suppress(
-            ProcessLookupError, BrokenPipeError
-        ):  # it, or the manager, is gone
-            pidfd = os.pidfd_open(pid)
+        """Fork a keeper and tell the manager of it; whatever fails is that sandbox's failure alone."""
+        with contextlib.ExitStack() as closing:
             try:
+                link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                closing.enter_context(link)
+                closing.enter_context(theirs)
+                pid = self._fork(spec)
+                if pid == 0:
+                    self._become_keeper(spec, box.fileno(), theirs.fileno())
+                pidfd = os.pidfd_open(pid)
+                closing.callback(os.close, pidfd)
                 wire.send(box, {"op": "hello", "pid": pid}, [pidfd])
-            finally:
-                os.close(pidfd)
+            except OSError as error:
+                failure = {"op": "error", "stage": "fork", "errno": error.errno}
+                with contextlib.suppress(OSError):  # nobody waits for it any more
+                    wire.send(box, {**failure, "detail": str(error)})
+                return
+            closing.pop_all()
+            theirs.close()
+            os.close(pidfd)
         self._keepers[link.fileno()] = (link, pid, int(spec["uid"]))
         self._poll.register(link, select.POLLIN)
+
+    def _become_keeper(self, spec: Mapping[str, Any], box: int, link: int) -> NoReturn:
+        try:
+            _place_descriptors(box, link)
+            born = spec["born_in"] and self._born_in_groups
+            run_keeper(spec, [] if born else spec["join"], self._seccomp_filter)
+        finally:
+            os._exit(1)  # never back into the spawner's loop
 
     def _fork(self, spec: Mapping[str, Any]) -> int:
         """Fork into a new pid namespace, and into the control group where the kernel can do that at birth."""

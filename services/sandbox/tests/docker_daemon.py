@@ -38,7 +38,7 @@ _SKIPPED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Daemon:
     """A running daemon."""
 
@@ -48,6 +48,18 @@ class Daemon:
     @property
     def host(self) -> str:
         return f"unix://{self.folder}/sock"
+
+    def interrupt(self) -> None:
+        """Kill it; its containers' processes go with the next start."""
+        self.process.kill()
+        self.process.wait()
+
+    def resume(self) -> None:
+        """Start it again over the same folder."""
+        for left in ("pid", "run/containerd/containerd.pid", "run/containerd/containerd.sock"):
+            (self.folder / left).unlink(missing_ok=True)
+        self.process = _run(self.folder)
+        _wait_until_it_answers(self)
 
     def client(self) -> docker.APIClient:
         return docker.APIClient(base_url=self.host, version="auto", timeout=30)
@@ -79,24 +91,7 @@ def start() -> Daemon:
     """Start a daemon over an empty folder and give it the image."""
     folder = Path(tempfile.mkdtemp(prefix="hone-dockerd-", dir="/tmp"))
     (folder / "daemon.json").write_text("{}")
-    arguments = [
-        "dockerd",
-        f"--config-file={folder}/daemon.json",
-        f"--data-root={folder}/root",
-        f"--exec-root={folder}/run",
-        f"--pidfile={folder}/pid",
-        f"--host=unix://{folder}/sock",
-        f"--cgroup-parent=/{folder.name}",
-        "--bridge=none",
-        "--iptables=false",
-        "--ip6tables=false",
-        "--exec-opt=native.cgroupdriver=cgroupfs",
-    ]
-    if shutil.which("runsc"):
-        arguments.append(f"--add-runtime=runsc={shutil.which('runsc')}")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True)
-    made = Daemon(folder, process)
+    made = Daemon(folder, _run(folder))
     try:
         _wait_until_it_answers(made)
         image = folder / "image.tar"
@@ -130,6 +125,26 @@ def stop(made: Daemon) -> None:
     with contextlib.suppress(OSError):
         os.rmdir(f"/sys/fs/cgroup/{made.folder.name}")
     shutil.rmtree(made.folder, ignore_errors=True)
+
+
+def _run(folder: Path) -> "subprocess.Popen[bytes]":
+    arguments = [
+        "dockerd",
+        f"--config-file={folder}/daemon.json",
+        f"--data-root={folder}/root",
+        f"--exec-root={folder}/run",
+        f"--pidfile={folder}/pid",
+        f"--host=unix://{folder}/sock",
+        f"--cgroup-parent=/{folder.name}",
+        "--bridge=none",
+        "--iptables=false",
+        "--ip6tables=false",
+        "--exec-opt=native.cgroupdriver=cgroupfs",
+    ]
+    if shutil.which("runsc"):
+        arguments.append(f"--add-runtime=runsc={shutil.which('runsc')}")
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True)
 
 
 def _wait_until_it_answers(made: Daemon) -> None:

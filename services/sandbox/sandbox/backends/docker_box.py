@@ -35,6 +35,7 @@ KILL_SECONDS = 10.0
 
 _FIRST_LOOK_SECONDS = 0.1
 _CLOSED_LOOK_SECONDS = 0.01
+_START_LOOK_SECONDS = 0.01
 _LAST_LOOK_SECONDS = 1.0
 """The engine does not tell that a command ended while something holds its output: it is asked, ever more rarely."""
 
@@ -91,11 +92,10 @@ class DockerBox:
         self._oom_kills = 0
         self._oom_time = float("-inf")
         self._oom_seen = asyncio.Event()
-        self._kills = 0
         self._kill_turn = asyncio.Lock()
-        self._kill_tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._calm = asyncio.Event()
-        """Not set while the container is paused because something in it is being killed."""
+        """Not set while something in it is being killed: nothing is started then."""
         self._calm.set()
         self._destroying: asyncio.Task[None] | None = None
 
@@ -112,14 +112,14 @@ class DockerBox:
         """Run a command; see `Box.run`."""
         running = ContainerCommand(command, self._make_token(), emit, time.monotonic())
         self._running.add(running)
+        task = asyncio.get_running_loop().create_task(self._run(running, env))
+        self._keep(task)
         try:
-            while True:
-                outcome = await self._attempt(running, env)
-                if outcome is not None:
-                    return outcome
-        finally:
-            running.ended.set()
-            self._running.discard(running)
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            running.mute()
+            self._stop(running, Termination.KILLED)
+            raise
 
     async def kill(self, exec_id: str) -> None:
         """End a running command; see `Box.kill`."""
@@ -191,34 +191,35 @@ class DockerBox:
             self._on_lost(self.sandbox_id)
 
     async def _destroy(self) -> None:
-        for running in list(self._running):
-            await running.ended.wait()
-        if self._kill_tasks:
-            await asyncio.wait(set(self._kill_tasks))
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
         await self._remove()
 
-    async def _attempt(
-        self, running: ContainerCommand, env: Mapping[str, str]
-    ) -> ExecOutcome | None:
-        """Run a command once; return None if it was not started because another one was being killed."""
+    async def _run(self, running: ContainerCommand, env: Mapping[str, str]) -> ExecOutcome:
         await self._calm.wait()
-        kills, oom_kills = self._kills, self._oom_kills
+        running.starting = True  # from here on nothing is paused until it has started
+        oom_kills = self._oom_kills
         try:
             self._raise_if_ended()
-            exec_id = await self._create_exec(running, env)
-            stream = await self._engine.start_exec(exec_id)
-            state = await self._follow(running, exec_id, stream)
+            running.exec_id = await self._create_exec(running, env)
+            stream = await self._engine.start_exec(running.exec_id)
+            state = await self._follow(running, stream)
             if state["Pid"]:
                 running.release_output()
                 return await self._judge(running, int(state["ExitCode"]), oom_kills)
+            return self._not_started(running, running.take_refusal())
         except (Refused, BoxLost) as error:
-            if self._kills != kills or not self._calm.is_set():
-                return None  # refused because it was paused
             return await self._after_death(running, error)
-        refusal = running.take_refusal()
-        if running.stop_reason is None and (self._kills != kills or not self._calm.is_set()):
-            return None
-        return self._not_started(running, refusal)
+        finally:
+            running.starting = False
+            running.ended.set()
+            self._running.discard(running)
+
+    def _keep(self, task: "asyncio.Task[Any]") -> None:
+        """Keep a task until its end, whoever waits for it; what it raises is for whoever does."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _create_exec(self, running: ContainerCommand, env: Mapping[str, str]) -> str:
         made: dict[str, Any] = await self._engine.call(
@@ -233,9 +234,7 @@ class DockerBox:
         )
         return str(made["Id"])
 
-    async def _follow(
-        self, running: ContainerCommand, exec_id: str, stream: ExecStream
-    ) -> dict[str, Any]:
+    async def _follow(self, running: ContainerCommand, stream: ExecStream) -> dict[str, Any]:
         """Read a command's output until it has ended; return what the engine says of its end."""
         loop = asyncio.get_running_loop()
         pumping = loop.create_task(
@@ -243,7 +242,7 @@ class DockerBox:
         )
         ending = loop.create_task(self._ended.wait())
         try:
-            state = await self._wait_for_end(running, exec_id, pumping, ending)
+            state = await self._wait_for_end(running, pumping, ending)
             if running.command.kill_survivors and running.killing is None:
                 await self._kill(running, orphans_from=running.begun - self._born)
             if running.killing is not None:
@@ -251,7 +250,7 @@ class DockerBox:
             await asyncio.wait({pumping}, timeout=GRACE_SECONDS)
             running.output_incomplete = not pumping.done()
             return state
-        except BaseException:  # the caller went away, or the sandbox died
+        except BaseException:  # how it ends is not to be known
             self._stop(running, Termination.KILLED)
             raise
         finally:
@@ -262,7 +261,6 @@ class DockerBox:
     async def _wait_for_end(
         self,
         running: ContainerCommand,
-        exec_id: str,
         pumping: asyncio.Task[None],
         ending: asyncio.Task[bool],
     ) -> dict[str, Any]:
@@ -277,9 +275,7 @@ class DockerBox:
             self._raise_if_ended()
             if time.monotonic() >= deadline:
                 self._stop(running, Termination.TIMED_OUT)
-            state: dict[str, Any] = await self._engine.call(
-                "inspect a command", self._engine.sdk.exec_inspect, exec_id
-            )
+            state = await self._inspect(running)
             if not state["Running"]:
                 return state
             closed_now = had_output and pumping.done()
@@ -304,22 +300,38 @@ class DockerBox:
 
     def _begin_kill(self, running: ContainerCommand) -> None:
         running.killing = asyncio.get_running_loop().create_task(self._kill(running, None))
-        self._kill_tasks.add(running.killing)
-        running.killing.add_done_callback(self._kill_tasks.discard)
+        self._keep(running.killing)
 
     async def _kill(self, running: ContainerCommand, orphans_from: float | None) -> None:
         async with self._kill_turn:
             self._calm.clear()
-            self._kills += 1
             try:
+                await self._await_starts()
                 await self._killer.kill(self.container, running.token, orphans_from)
-            except (Refused, Unavailable) as error:
+            except (Refused, Unavailable, TimeoutError) as error:
                 if not self._ended.is_set():
                     extra = {"id": self.sandbox_id, "error": str(error)}
                     log.error("sandbox: a command could not be killed", extra=extra)
                     self.note_death()
             finally:
                 self._calm.set()
+
+    async def _await_starts(self) -> None:
+        """Wait until no command is half started: an engine that pauses a container then never gets out of it."""
+        async with asyncio.timeout(KILL_SECONDS):
+            while starting := [one for one in self._running if one.starting]:
+                for one in starting:
+                    if one.exec_id:
+                        await self._inspect(one)
+                await asyncio.sleep(_START_LOOK_SECONDS)
+
+    async def _inspect(self, running: ContainerCommand) -> dict[str, Any]:
+        """Ask the engine how a command is, and note that it has started."""
+        state: dict[str, Any] = await self._engine.call(
+            "inspect a command", self._engine.sdk.exec_inspect, running.exec_id
+        )
+        running.starting = running.starting and not state["Pid"]
+        return state
 
     async def _judge(self, running: ContainerCommand, code: int, oom_before: int) -> ExecOutcome:
         if code == EXIT_KILLED and running.stop_reason is None and self._oom_kills == oom_before:

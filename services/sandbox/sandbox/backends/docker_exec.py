@@ -36,6 +36,10 @@ class ContainerCommand:
         self.stop_reason: Termination | None = None
         self.killing: asyncio.Task[None] | None = None
         """Set while, and after, everything that the command started is being killed."""
+        self.exec_id = ""
+        """The engine's name for it, once it has one."""
+        self.starting = False
+        """Whether the engine may be at starting it."""
         self.stop_time = 0.0
         """When it was first killed, a monotonic time."""
         self.output_incomplete = False
@@ -79,6 +83,10 @@ class ContainerCommand:
             output_incomplete=self.output_incomplete,
             duration_seconds=time.monotonic() - self.begun,
         )
+
+    def mute(self) -> None:
+        """Hand on no more output: nobody takes it."""
+        self._emit = None
 
     def release_output(self) -> None:
         """Give out what was held back: the command did start."""

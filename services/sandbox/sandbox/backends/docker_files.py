@@ -272,6 +272,14 @@ class ContainerFiles:
             ) from error
         except Refused as error:
             raise InvalidArgument(f"{shown(path)}: {error.message}") from error
+        except Unavailable as error:
+            if "too many links" in error.message or "levels of symbolic links" in error.message:
+                raise NotFound(
+                    f"{shown(path)}: is a loop of links", reason="FILE_NOT_FOUND"
+                ) from error
+            if "not a directory" in error.message:
+                raise InvalidArgument(f"{shown(path)}: a part of it is not a folder") from error
+            raise
         said = json.loads(base64.b64decode(encoded))
         mode = int(said["mode"])
         return _Found(
@@ -313,6 +321,10 @@ class ContainerFiles:
                     f"{shown(shown_path)}: the sandbox's disk is full",
                     reason="DISK_FULL",
                     attributable="workload",
+                ) from error
+            if "read-only" in error.message:
+                raise InvalidArgument(
+                    f"{shown(shown_path)}: on the read-only root; writable are /work, /tmp and /root"
                 ) from error
             raise
 

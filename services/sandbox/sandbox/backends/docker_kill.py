@@ -118,47 +118,68 @@ class Beside:
     async def kill(self, container: str, token: str, orphans_from: float | None) -> None:
         """See `Killer.kill`."""
         engine, sdk = self._engine, self._engine.sdk
-        image = (await engine.call("inspect", sdk.inspect_container, container))["Image"]
-        await engine.call("pause", sdk.pause, container)
+        found = await engine.call("inspect", sdk.inspect_container, container)
+        limit = int(found["HostConfig"]["PidsLimit"])
         helper = f"{container}{HELPER_MARK}{token[:8]}"
+        is_paused = True
         try:
-            host_config = sdk.create_host_config(
-                network_mode="none",
-                cap_drop=["ALL"],
-                security_opt=["no-new-privileges:true"],
-                read_only=True,
-                pid_mode=f"container:{container}",
-                mem_limit=_MEMORY_BYTES,
-                memswap_limit=_MEMORY_BYTES,
-                pids_limit=_MAX_PROCESSES,
-                log_config={"Type": "none"},
-            )
+            is_paused = await self._pause(container)
+            words = arguments(token, orphans_from, rounds=1 if is_paused else _ROUNDS)
             await engine.call(
                 "create the killer",
                 sdk.create_container,
-                image,
-                arguments(token, orphans_from, rounds=1),
+                found["Image"],
+                words,
                 name=helper,
-                host_config=host_config,
+                host_config=self._host_config(container),
                 entrypoint=[],
                 **self._options,
             )
             await engine.call("start the killer", sdk.start, helper)
             await engine.call("wait for the killer", sdk.wait, helper, timeout=self._seconds)
         finally:
-            await asyncio.shield(self._clear(container, helper))
+            await asyncio.shield(self._clear(container, helper, None if is_paused else limit))
 
-    async def _clear(self, container: str, helper: str) -> None:
-        with contextlib.suppress(Missing):
-            await self._engine.call("unpause", self._engine.sdk.unpause, container)
+    async def _pause(self, container: str) -> bool:
+        """Pause a container; where that fails let it start no process. Return whether it is paused.
+
+        The kernel gives up freezing what has many processes and little CPU: a fork bomb. What runs beside one is
+        refused processes anyway.
+        """
         try:
-            await self._engine.call(
-                "remove the killer", self._engine.sdk.remove_container, helper, force=True
-            )
+            await self._engine.call("pause", self._engine.sdk.pause, container)
+        except Unavailable:
+            await self._engine.limit_processes(container, 1)
+            return False
+        return True
+
+    async def _clear(self, container: str, helper: str, limit: int | None) -> None:
+        """Let the container go on, its processes limited as before, and remove the helper."""
+        engine, sdk = self._engine, self._engine.sdk
+        with contextlib.suppress(Refused, Unavailable):  # it was not paused, or is gone
+            await engine.call("unpause", sdk.unpause, container)
+        if limit is not None:
+            with contextlib.suppress(Missing):
+                await engine.limit_processes(container, limit)
+        try:
+            await engine.call("remove the killer", sdk.remove_container, helper, force=True)
         except Missing:
             pass
         except (Refused, Unavailable) as error:
-            log.warning("killer not removed; the next round does it", extra={"error": str(error)})
+            log.warning("killer not removed; reaping does it", extra={"error": str(error)})
+
+    def _host_config(self, container: str) -> Any:
+        return self._engine.sdk.create_host_config(
+            network_mode="none",
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges:true"],
+            read_only=True,
+            pid_mode=f"container:{container}",
+            mem_limit=_MEMORY_BYTES,
+            memswap_limit=_MEMORY_BYTES,
+            pids_limit=_MAX_PROCESSES,
+            log_config={"Type": "none"},
+        )
 
 
 class Within:

@@ -46,6 +46,10 @@ class ContainerSpecs:
         self._sdk = sdk
         self._manager = manager
         self._info = info
+        self._security = ["no-new-privileges:true"]
+        if options.seccomp_profile is not None:
+            profile = options.seccomp_profile.read_text(encoding="utf-8")
+            self._security.append(f"seccomp={profile}")
         self.runtime: str = options.runtime or info.get("DefaultRuntime", "runc")
 
     def isolation(self) -> str:
@@ -106,7 +110,7 @@ class ContainerSpecs:
             init=True,
             restart_policy={"Name": "no"},
             cap_drop=["ALL"],
-            security_opt=["no-new-privileges:true"],
+            security_opt=self._security,
             read_only=not options.writable_root,
             storage_opt=storage,
             mounts=[self._mount(folder, limits) for folder in WRITABLE],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from fake_kubernetes import certificates
 from fake_kubernetes.api import ApiServer
 from fake_kubernetes.controller import Controller
 from fake_kubernetes.faults import Fault
@@ -62,11 +63,14 @@ async def running_cluster(
         Controller(store)
     runner = web.AppRunner(api.app(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
+    certificate = certificates.make(folder)
+    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024, ssl_context=certificate.context())
     await site.start()
     host, port = runner.addresses[0][:2]
     kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(json.dumps(_kubeconfig(f"http://{host}:{port}", token)))
+    kubeconfig.write_text(
+        json.dumps(_kubeconfig(f"https://{host}:{port}", certificate.authority, token))
+    )
     try:
         yield FakeCluster(kubeconfig, api, kubelet)
     finally:
@@ -76,11 +80,16 @@ async def running_cluster(
         await runner.cleanup()
 
 
-def _kubeconfig(address: str, token: str) -> Object:
+def _kubeconfig(address: str, authority: Path, token: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "fake", "cluster": {"server": address}}],
+        "clusters": [
+            {
+                "name": "fake",
+                "cluster": {"server": address, "certificate-authority": str(authority)},
+            }
+        ],
         "users": [{"name": "manager", "user": {"token": token}}],
         "contexts": [
             {

@@ -90,8 +90,10 @@ class Store:
         self._put("MODIFIED", plural, found)
         return found
 
-    def delete(self, plural: str, namespace: str, name: str) -> Object | None:
-        """Delete an object, and, as the garbage collector does, what it owned."""
+    def delete(
+        self, plural: str, namespace: str, name: str, *, collect: bool = True
+    ) -> Object | None:
+        """Delete an object, and, as the garbage collector does sooner or later, what it owned."""
         found = self._objects.pop((plural, namespace, name), None)
         if found is None:
             return None
@@ -100,7 +102,7 @@ class Store:
         gone["metadata"]["resourceVersion"] = str(self._version)
         self._tell(Change(self._version, "DELETED", plural, gone))
         uid = gone["metadata"]["uid"]
-        for (kind, space, owned), other in list(self._objects.items()):
+        for (kind, space, owned), other in list(self._objects.items()) if collect else ():
             owners = other["metadata"].get("ownerReferences") or ()
             if owners and all(owner["uid"] == uid for owner in owners):
                 self.delete(kind, space, owned)

@@ -1,0 +1,197 @@
+"""What is left behind by whom, and who clears it."""
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+from fake_kubernetes.cluster import NAMESPACE
+from fake_kubernetes.faults import Fault
+
+from sandbox.backends import kubernetes_objects as objects
+from servicekit.errors import FailedPrecondition
+
+_MANAGER = """
+import asyncio, random, sys
+from pathlib import Path
+from sandbox.backends.kubernetes import KubernetesBackend
+from sandbox.backends.kubernetes_options import KubernetesOptions
+from sandbox.types import BoxSpec
+
+async def main():
+    folder, kubeconfig, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    options = KubernetesOptions(kubeconfig=kubeconfig, check_network=False)
+    backend = KubernetesBackend(folder, options, rng=random.Random(1), clock=lambda: float(sys.argv[4]))
+    await backend.start()
+    specs = [BoxSpec(sandbox_id=f"sbx_dead_{number:027x}") for number in range(count)]
+    await asyncio.gather(*(backend.create(spec, print) for spec in specs))
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def killed_manager(rig):
+    """Start a manager as a process of its own, let it make sandboxes, kill it."""
+
+    async def leave(instance: str, count: int) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            _MANAGER,
+            str(rig.folder / instance),
+            str(rig.cluster.kubeconfig),
+            str(count),
+            str(rig.clock.now),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+        assert line == b"ready\n"
+
+    return leave
+
+
+def managers(rig) -> set[str]:
+    return {pod["metadata"]["labels"][objects.LABEL_MANAGER] for pod in rig.cluster.pods()}
+
+
+async def test_a_killed_manager_s_pods_are_cleared_by_the_next_at_once(rig, killed_manager):
+    await killed_manager("one", 3)
+    assert len(rig.cluster.pods()) == 3
+    backend = rig.backend("one")
+    await backend.start()
+    shell = await rig.make(backend)
+    assert await backend.reap(frozenset({shell.box.sandbox_id})) == 3
+    assert [pod["metadata"]["name"] for pod in rig.cluster.pods()] == [shell.box.name]
+    assert (await shell.sh("echo untouched")).stdout == b"untouched\n"
+    leases = [each for each in rig.cluster.config_maps() if "renewTime" in each.get("data", {})]
+    assert len(leases) == 1
+    await shell.box.destroy()
+    await rig.cluster.until(lambda: not rig.cluster.kubelet.container_count, "no container")
+    assert backend.live_count() == 0
+
+
+async def test_a_dead_manager_elsewhere_is_believed_alive_until_its_lease_is_old(
+    rig, killed_manager
+):
+    await killed_manager("elsewhere", 2)
+    backend = rig.backend("one")
+    await backend.start()
+    assert await backend.reap(frozenset()) == 0
+    rig.clock.now += 59.0
+    assert await backend.reap(frozenset()) == 0
+    rig.clock.now += 10.0
+    assert await backend.reap(frozenset()) == 2
+    assert rig.cluster.pods() == []
+    names = {each["metadata"]["name"] for each in rig.cluster.config_maps()}
+    assert len({name.split("-agent-")[0] for name in names}) == 1
+
+
+async def test_a_living_manager_s_pods_are_left_alone(rig, backend):
+    other = rig.backend("two")
+    await other.start()
+    mine, theirs = await rig.make(backend), await rig.make(other)
+    rig.clock.now += 50.0
+    assert await backend.reap(frozenset({mine.box.sandbox_id})) == 0
+    assert (await theirs.sh("echo alive")).stdout == b"alive\n"
+
+
+async def test_a_manager_without_a_lease_is_dead(rig, backend):
+    other = rig.backend("two")
+    await other.start()
+    await rig.make(other)
+    (manager,) = managers(rig)
+    rig.cluster.store.delete("configmaps", NAMESPACE, manager, collect=False)
+    assert await backend.reap(frozenset()) == 1
+    assert rig.cluster.pods() == []
+
+
+async def test_a_deleted_lease_takes_its_pods_along(rig, backend):
+    shell = await rig.make(backend)
+    (manager,) = managers(rig)
+    rig.cluster.store.delete("configmaps", NAMESPACE, manager)
+    assert rig.cluster.pods() == []
+    await rig.cluster.until(lambda: rig.lost == [shell.box.sandbox_id], "the box is lost")
+
+
+async def test_a_deleted_lease_is_made_again(rig):
+    backend = rig.backend(lease_seconds=3.0)
+    await backend.start()
+    (manager,) = {
+        each["metadata"]["labels"][objects.LABEL_MANAGER] for each in rig.cluster.config_maps()
+    }
+    rig.cluster.store.delete("configmaps", NAMESPACE, manager)
+    await rig.cluster.until(
+        lambda: rig.cluster.store.get("configmaps", NAMESPACE, manager), "the lease is back"
+    )
+
+
+async def test_the_lease_is_renewed(rig):
+    backend = rig.backend(lease_seconds=3.0)
+    await backend.start()
+    (lease,) = [each for each in rig.cluster.config_maps() if "renewTime" in each.get("data", {})]
+    name, first = lease["metadata"]["name"], lease["data"]["renewTime"]
+    rig.clock.now += 100.0
+    await rig.cluster.until(
+        lambda: rig.cluster.store.get("configmaps", NAMESPACE, name)["data"]["renewTime"] != first,
+        "it is renewed",
+    )
+
+
+async def test_a_pod_past_its_deadline_goes_whoever_s_it_is(rig, backend):
+    other = rig.backend("two", lease_seconds=100_000.0)
+    await other.start()
+    await rig.make(other, lifetime_seconds=100.0)
+    rig.clock.now += 150.0
+    assert await backend.reap(frozenset()) == 0
+    rig.clock.now += 20.0
+    assert await backend.reap(frozenset()) == 1
+    assert rig.cluster.pods() == []
+
+
+async def test_a_pod_that_nobody_knows_goes_after_a_while_and_a_failed_one_at_once(rig, backend):
+    unknown, failed = await rig.make(backend), await rig.make(backend)
+    await rig.cluster.kubelet.fail(failed.box.name)
+    assert await backend.reap(frozenset()) == 1
+    rig.clock.now += 61.0
+    assert await backend.reap(frozenset({unknown.box.sandbox_id})) == 0
+    assert await backend.reap(frozenset()) == 0
+    rig.clock.now += 61.0
+    assert await backend.reap(frozenset()) == 1
+    assert rig.cluster.pods() == []
+
+
+async def test_clearing_that_cannot_reach_the_cluster_waits_for_the_next_round(rig, backend):
+    rig.cluster.plant(Fault("GET", "pods", status=500))
+    assert await backend.reap(frozenset()) == 0
+
+
+async def test_the_end_of_a_manager_leaves_nothing(rig):
+    backend = rig.backend()
+    await backend.start()
+    await asyncio.gather(*(rig.make(backend) for _ in range(3)))
+    await backend.close()
+    await rig.cluster.until(lambda: not rig.cluster.kubelet.container_count, "no container")
+    assert rig.cluster.pods() == rig.cluster.config_maps() == []
+
+
+async def test_two_managers_do_not_work_with_one_folder(rig, backend):
+    with pytest.raises(FailedPrecondition, match="another sandbox manager"):
+        rig.backend("one").lock()
+
+
+async def test_a_pod_ends_by_its_own_deadline_without_any_manager(rig, backend):
+    shell = await rig.make(backend, lifetime_seconds=30.0)
+    (pod,) = rig.cluster.pods()
+    assert pod["spec"]["activeDeadlineSeconds"] == 90
+    assert pod["metadata"]["annotations"][objects.NOTE_DEADLINE] == objects.timestamp(
+        rig.clock.now + 30.0
+    )
+    assert shell.box.name == pod["metadata"]["name"]

@@ -128,8 +128,10 @@ class RemoteBackend:
     async def create(self, spec: BoxSpec, on_lost: Callable[[str], None]) -> RemoteBox:
         """Make a sandbox; see `Backend.create`."""
         template = spec.template.image or self._options.template
+        saved = None
         if spec.snapshot is not None:
-            template = await asyncio.to_thread(SavedSnapshots.template_of, spec.snapshot)
+            saved = await asyncio.to_thread(SavedSnapshots.read, spec.snapshot)
+            template = saved.template
         deadline = self._clock() + spec.lifetime_seconds + _LIFETIME_MARGIN_SECONDS
         wait = self._bucket.wait_seconds()
         if wait > self._options.pace_seconds:
@@ -145,6 +147,8 @@ class RemoteBackend:
             box = await self._make(spec, template, deadline, on_lost)
         finally:
             self._making.discard(spec.sandbox_id)
+        if saved is not None:
+            box.rootfs_digest = saved.rootfs_digest
         return box
 
     async def reap(self, known: frozenset[str]) -> int:
@@ -182,7 +186,7 @@ class RemoteBackend:
 
     async def save(self, box: RemoteBox, target: Path) -> bool:
         """Save a file system; see `Host`."""
-        return await self._snapshots.save(box.remote_id, target)
+        return await self._snapshots.save(box.remote_id, box.rootfs_digest, target)
 
     async def end(self, box: RemoteBox) -> None:
         """End a sandbox; see `Host`. Where the service does not answer the reaper does it."""

@@ -10,12 +10,23 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.backends.remote_api import RemoteApi
 from servicekit.errors import DataLoss, HoneError
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """One snapshot at the service."""
+
+    template: str
+    """The service's name for what a sandbox is to start from."""
+    rootfs_digest: str
+    """What the sandbox that was saved had started from."""
 
 
 class SavedSnapshots:
@@ -29,7 +40,7 @@ class SavedSnapshots:
         self._saving: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
 
-    async def save(self, remote_id: str, target: Path) -> bool:
+    async def save(self, remote_id: str, rootfs_digest: str, target: Path) -> bool:
         """Save a sandbox; `target` becomes the file that names it. False if the sandbox is gone."""
         name = self._new_name()
         own = self._folder / name
@@ -40,7 +51,8 @@ class SavedSnapshots:
             if snapshot_id is None:
                 own.unlink()
                 return False
-            await asyncio.to_thread(_write, own, {"name": name, "snapshot_id": snapshot_id})
+            about = {"snapshot_id": snapshot_id, "rootfs_digest": rootfs_digest}
+            await asyncio.to_thread(_write, own, {"name": name, **about})
             target.unlink(missing_ok=True)
             os.link(own, target)
         finally:
@@ -48,14 +60,17 @@ class SavedSnapshots:
         return True
 
     @staticmethod
-    def template_of(path: Path) -> str:
-        """Return the service's name for what a sandbox is to start from.
+    def read(path: Path) -> Saved:
+        """Return what a file of ours says.
 
         Raises:
             DataLoss: the file is not one of ours.
         """
         try:
-            return str(json.loads(path.read_bytes())["snapshot_id"])
+            said = json.loads(path.read_bytes())
+            return Saved(
+                template=str(said["snapshot_id"]), rootfs_digest=str(said["rootfs_digest"])
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataLoss(f"{path}: names no snapshot of the service: {error}") from error
 

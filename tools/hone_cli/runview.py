@@ -22,11 +22,17 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         "tool_calls/mean",
         "completions/mean_length",
         "frac_reward_zero_std",
+        "rollouts/polluted_share",
         "mismatch_kl/mean",
         "time/rollout_seconds",
         "time/train_seconds",
     ),
-    "evaluate": ("reward/mean", "tool_calls/mean", "completions/mean_length"),
+    "evaluate": (
+        "reward/mean",
+        "tool_calls/mean",
+        "completions/mean_length",
+        "rollouts/polluted_share",
+    ),
 }
 """Figures of the step table, where a step reports them."""
 
@@ -34,6 +40,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 _SHORT = {
     "completions/mean_length": "tokens",
     "frac_reward_zero_std": "flat",
+    "rollouts/polluted_share": "polluted",
     "time/rollout_seconds": "rollout s",
     "time/train_seconds": "train s",
 }

@@ -86,6 +86,7 @@ def test_rollout_record_survives_both_ways(
         tokens=t.TokenRecord(rows=tuple(token_rows), sampling=sampling, nan_logprob_count=1),
         stop_reason=stop,
         sandbox_id="sbx_1",
+        sandbox_isolation="optimistic(ns-root)",
         turns=(turn,),
         grader_json="{}",
         start_time=moment,

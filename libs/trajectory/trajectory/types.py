@@ -220,6 +220,10 @@ class TurnRecord:
     tool_calls: tuple[ToolCallRecord, ...] = ()
 
 
+SHARED_ISOLATION = "optimistic("
+"""Begins the isolation level of environments that rollouts share, for example optimistic(ns-root)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRecord:
     """Everything a grader, the learner and people need to know about one attempt."""
@@ -233,6 +237,8 @@ class RolloutRecord:
     grader_json: str
     start_time: datetime
     end_time: datetime
+    sandbox_isolation: str = ""
+    """As the sandbox service says it; empty without a sandbox, and in records of earlier versions."""
 
     @property
     def response(self) -> str:

@@ -63,7 +63,9 @@ def _leases(settings: GraderSettings) -> SandboxLeases | NoLeases:
     minter = TokenMinter(key_file, time.time)
     ttl = 2 * settings.lease_seconds
     return SandboxLeases(
-        lambda: connect(resolve("sandbox", settings), idempotent_methods=("ExtendLifetime",)),
+        lambda: connect(
+            resolve("sandbox", settings), idempotent_methods=("ExtendLifetime", "GetSandbox")
+        ),
         lambda rollout_id, epoch: minter.mint(rollout_id, epoch, "grader", ttl),
         renew_seconds=settings.lease_renew_seconds,
         lease_seconds=settings.lease_seconds,

@@ -1,4 +1,4 @@
-"""What the grader asks of the sandbox service: that the agent's box stays alive while it is being graded."""
+"""What the grader asks of the sandbox service: that a box lives while its rollout is graded; whether it is polluted."""
 
 import asyncio
 import logging
@@ -69,6 +69,34 @@ class SandboxLeases:
         if self._channel is not None:
             await self._channel.close()
 
+    async def pollution(self, sandbox_id: str, rollout_id: str, epoch: int) -> str:
+        """Say why a rollout's shared environment makes its result worthless; empty if it does not.
+
+        Raises:
+            HoneError: the service cannot say it now.
+        """
+        request = sandbox_pb2.GetSandboxRequest(sandbox_id=sandbox_id, rollout_id=rollout_id)
+        try:
+            reply = await self._stub().GetSandbox(
+                request,
+                metadata=((TOKEN_METADATA_KEY, self._mint(rollout_id, epoch)),),
+                timeout=self._renew_seconds,
+            )
+        except HoneError as err:
+            if err.retryable:
+                raise
+            # Nobody can say any more what happened in it; what is not known to be clean has no vote.
+            return f"polluted: its environment was gone before grading: {err.message}"
+        return "polluted" if reply.sandbox.polluted else ""
+
+    def _stub(self) -> "sandbox_pb2_grpc.SandboxServiceAsyncStub":
+        if self._channel is None:
+            self._channel = self._connect()
+        stub: sandbox_pb2_grpc.SandboxServiceAsyncStub = sandbox_pb2_grpc.SandboxServiceStub(
+            self._channel
+        )
+        return stub
+
     async def _renew(self, sandbox_id: str, rollout_id: str, epoch: int) -> None:
         while True:
             await asyncio.sleep(self._renew_seconds)
@@ -79,12 +107,7 @@ class SandboxLeases:
             )
             token = self._mint(rollout_id, epoch)
             try:
-                if self._channel is None:
-                    self._channel = self._connect()
-                stub: sandbox_pb2_grpc.SandboxServiceAsyncStub = (
-                    sandbox_pb2_grpc.SandboxServiceStub(self._channel)
-                )
-                await stub.ExtendLifetime(
+                await self._stub().ExtendLifetime(
                     request, metadata=((TOKEN_METADATA_KEY, token),), timeout=self._renew_seconds
                 )
             except HoneError as err:
@@ -106,6 +129,10 @@ class NoLeases:
     async def held(self, sandbox_id: str, rollout_id: str, epoch: int) -> AsyncIterator[None]:
         """Do nothing around the block."""
         yield
+
+    async def pollution(self, sandbox_id: str, rollout_id: str, epoch: int) -> str:
+        """Say that nobody can say it: the sandbox service answers no call without a token."""
+        return "polluted: the grader has no key (token_key_file) to ask about its environment"
 
     async def close(self) -> None:
         """Do nothing."""

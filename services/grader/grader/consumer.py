@@ -25,7 +25,7 @@ from grader.sample import GradingFaultError
 from grader.store import Judged, JudgedStore
 from servicekit import attributes
 from servicekit.errors import HoneError
-from trajectory.types import Masked, Scored
+from trajectory.types import SHARED_ISOLATION, Masked, OutcomeKind, RolloutRecord, Scored
 
 _LOG = logging.getLogger("hone.grader")
 CONSUMER = "grader"
@@ -33,12 +33,16 @@ CONSUMER = "grader"
 
 
 class Leases(Protocol):
-    """Keeps the agent's sandbox alive while its rollout is being graded."""
+    """The agent's sandbox while its rollout is being graded."""
 
     def held(
         self, sandbox_id: str, rollout_id: str, epoch: int
     ) -> AbstractAsyncContextManager[None]:
         """Keep one sandbox alive inside the block."""
+        ...
+
+    async def pollution(self, sandbox_id: str, rollout_id: str, epoch: int) -> str:
+        """Say why a rollout's shared environment makes its result worthless; empty if it does not."""
         ...
 
 
@@ -146,7 +150,8 @@ class FinishedConsumer:
             grader_json = message.grader_json
             record = record_from_proto(message)
             async with self._leases.held(record.sandbox_id, envelope.rollout_id, envelope.epoch):
-                return await asyncio.to_thread(self._desk.judge, record, grader_json)
+                verdict = await asyncio.to_thread(self._desk.judge, record, grader_json)
+                return await self._unless_polluted(verdict, record, envelope)
         # Whatever breaks in grading must end in an outcome: the slot waits for exactly one.
         except Exception as err:
             fault = _fault_of(err)
@@ -157,6 +162,21 @@ class FinishedConsumer:
             raise RetryLater(delay, reason=fault.detail) from fault
         version = self._desk.version_of(grader_json)
         return Verdict(outcome=failure_of(fault), grader_version=version)
+
+    async def _unless_polluted(
+        self, verdict: Verdict, record: RolloutRecord, envelope: events_pb2.Envelope
+    ) -> Verdict:
+        """Take the vote from a rollout in a shared environment that others may have changed."""
+        shared = record.sandbox_isolation.startswith(SHARED_ISOLATION)
+        if not shared or not isinstance(verdict.outcome, Scored | Masked):
+            return verdict
+        reason = await self._leases.pollution(
+            record.sandbox_id, envelope.rollout_id, envelope.epoch
+        )
+        if not reason:
+            return verdict
+        masked = Masked(kind=OutcomeKind.POLLUTED, reason=reason)
+        return Verdict(outcome=masked, grader_version=verdict.grader_version)
 
     async def _record(self, finished: events_pb2.RolloutFinished) -> events_pb2.RolloutRecord:
         if finished.WhichOneof("record") == "inline":

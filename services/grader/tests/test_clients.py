@@ -9,7 +9,7 @@ from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 
 from grader.clients import SandboxLeases
 from servicekit.channels import connect
-from servicekit.errors import Unavailable
+from servicekit.errors import HoneError, NotFound, Unavailable
 from servicekit.testing import running_server
 from servicekit.tokens import current_token_text
 
@@ -19,6 +19,9 @@ class RecordingSandbox(sandbox_pb2_grpc.SandboxServiceServicer):
         self.renewed: list[tuple[str, str, int, str]] = []
         self.third = asyncio.Event()
         self.away = False
+        self.asked: list[tuple[str, str, str]] = []
+        self.polluted = False
+        self.error: HoneError | None = None
 
     async def ExtendLifetime(
         self, request: sandbox_pb2.ExtendLifetimeRequest, context: Any
@@ -35,6 +38,14 @@ class RecordingSandbox(sandbox_pb2_grpc.SandboxServiceServicer):
         if self.away:
             raise Unavailable("away", reason="AWAY")
         return sandbox_pb2.ExtendLifetimeResponse()
+
+    async def GetSandbox(
+        self, request: sandbox_pb2.GetSandboxRequest, context: Any
+    ) -> sandbox_pb2.GetSandboxResponse:
+        self.asked.append((request.sandbox_id, request.rollout_id, current_token_text()))
+        if self.error is not None:
+            raise self.error
+        return sandbox_pb2.GetSandboxResponse(sandbox=sandbox_pb2.Sandbox(polluted=self.polluted))
 
 
 @pytest.fixture
@@ -74,3 +85,38 @@ async def test_quick_grading_renews_nothing(sandbox: tuple[RecordingSandbox, str
         pass
     await leases.close()
     assert servicer.renewed == []
+
+
+@pytest.mark.parametrize(("polluted", "said"), [(True, "polluted"), (False, "")])
+async def test_a_shared_environment_is_asked_about(
+    sandbox: tuple[RecordingSandbox, str], polluted: bool, said: str
+) -> None:
+    servicer, address = sandbox
+    servicer.polluted = polluted
+    leases = _leases(address, 60)
+    assert await leases.pollution("sbx_1", "r1", 7) == said
+    await leases.close()
+    assert servicer.asked == [("sbx_1", "r1", "token r1 7")]
+
+
+async def test_an_environment_that_is_gone_counts_as_polluted(
+    sandbox: tuple[RecordingSandbox, str],
+) -> None:
+    servicer, address = sandbox
+    servicer.error = NotFound("was destroyed, cause idle")
+    leases = _leases(address, 60)
+    said = await leases.pollution("sbx_1", "r1", 7)
+    await leases.close()
+    assert said.startswith("polluted: its environment was gone")
+    assert "cause idle" in said
+
+
+async def test_a_service_that_is_away_is_asked_again_later(
+    sandbox: tuple[RecordingSandbox, str],
+) -> None:
+    servicer, address = sandbox
+    servicer.error = Unavailable("away")
+    leases = _leases(address, 60)
+    with pytest.raises(Unavailable):
+        await leases.pollution("sbx_1", "r1", 7)
+    await leases.close()

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from grader.consumer import FinishedConsumer, Tries
 from grader.desk import GradingDesk, Verdict
 from grader.sample import GradingFaultError
 from grader.store import JudgedStore
-from servicekit.errors import ResourceExhausted
+from servicekit.errors import HoneError, ResourceExhausted, Unavailable
 from trajectory.convert import rollout_record_to_proto
 from trajectory.types import RolloutRecord
 
@@ -50,13 +51,21 @@ class FaultyDesk:
 
 
 class RecordingLeases(NoLeases):
-    def __init__(self) -> None:
+    def __init__(self, *answers: str | HoneError) -> None:
         self.asked: list[tuple[str, str, int]] = []
+        self.answers = list(answers)
+        """What is said of the environment, one after the other."""
 
     @asynccontextmanager
     async def held(self, sandbox_id: str, rollout_id: str, epoch: int) -> AsyncIterator[None]:
         self.asked.append((sandbox_id, rollout_id, epoch))
         yield
+
+    async def pollution(self, sandbox_id: str, rollout_id: str, epoch: int) -> str:
+        answer = self.answers.pop(0)
+        if isinstance(answer, HoneError):
+            raise answer
+        return answer
 
 
 def _finished(finished: events_pb2.RolloutFinished) -> events_pb2.Envelope:
@@ -148,6 +157,63 @@ async def test_finished_rollout_gets_its_reward(
     assert [reward.name for reward in scored.rewards] == ["reward", "accuracy"]
     assert told.reward_assigned.grader_version.startswith("1.2.3+")
     assert leases.asked == [("", ROLLOUT_ID, 3)]
+
+
+def _shared(record: RolloutRecord) -> events_pb2.RolloutFinished:
+    return _inline(replace(record, sandbox_id="sbx_1", sandbox_isolation="optimistic(ns-root)"))
+
+
+@pytest.mark.parametrize("text", ["Final Answer: 72", "Final Answer: 71", "Final Answer: x^(1"])
+async def test_a_polluted_rollout_never_has_a_vote(
+    make_consumer: MakeConsumer, make_record: MakeRecord, text: str
+) -> None:
+    bus = MemoryBus()
+    await bus.publish(_finished(_shared(make_record(text))))
+    (told,) = await _judgements(bus, make_consumer(bus, leases=RecordingLeases("polluted")))
+    assert told.reward_assigned.WhichOneof("outcome") == "masked"
+    masked = told.reward_assigned.masked
+    assert (masked.kind, masked.reason) == (outcome_pb2.OUTCOME_KIND_POLLUTED, "polluted")
+    assert told.reward_assigned.grader_version.startswith("1.2.3+")
+
+
+async def test_a_shared_environment_that_stayed_clean_is_scored(
+    make_consumer: MakeConsumer, make_record: MakeRecord
+) -> None:
+    bus, leases = MemoryBus(), RecordingLeases("")
+    await bus.publish(_finished(_shared(make_record())))
+    (told,) = await _judgements(bus, make_consumer(bus, leases=leases))
+    assert told.reward_assigned.WhichOneof("outcome") == "scored"
+    assert leases.answers == []
+
+
+async def test_an_environment_of_ones_own_is_not_asked_about(
+    make_consumer: MakeConsumer, make_record: MakeRecord
+) -> None:
+    bus, leases = MemoryBus(), RecordingLeases("polluted")
+    record = replace(make_record(), sandbox_id="sbx_1", sandbox_isolation="ns-root")
+    await bus.publish(_finished(_inline(record)))
+    (told,) = await _judgements(bus, make_consumer(bus, leases=leases))
+    assert told.reward_assigned.WhichOneof("outcome") == "scored"
+    assert leases.answers == ["polluted"]
+
+
+async def test_no_reward_is_told_before_the_environment_was_asked_about(
+    make_consumer: MakeConsumer, make_record: MakeRecord
+) -> None:
+    bus, leases = MemoryBus(), RecordingLeases(Unavailable("away"), "polluted")
+    await bus.publish(_finished(_shared(make_record())))
+    (told,) = await _judgements(bus, make_consumer(bus, leases=leases))
+    assert told.reward_assigned.WhichOneof("outcome") == "masked"
+
+
+async def test_an_environment_that_cannot_be_asked_about_is_an_infrastructure_fault(
+    make_consumer: MakeConsumer, make_record: MakeRecord
+) -> None:
+    bus, leases = MemoryBus(), RecordingLeases(*[Unavailable("away") for _ in range(3)])
+    await bus.publish(_finished(_shared(make_record())))
+    (told,) = await _judgements(bus, make_consumer(bus, leases=leases))
+    assert told.rollout_failed.failure.attributable == outcome_pb2.ATTRIBUTION_INFRA
+    assert told.rollout_failed.failure.retryable
 
 
 async def test_replay_changes_nothing(

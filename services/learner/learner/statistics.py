@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from learner.ledger import StepLedger
-from trajectory.types import Masked, RolloutRecord, Scored
+from trajectory.types import SHARED_ISOLATION, Masked, OutcomeKind, RolloutRecord, Scored
 
 
 def rollout_metrics(ledger: StepLedger) -> dict[str, float]:
@@ -21,6 +21,7 @@ def rollout_metrics(ledger: StepLedger) -> dict[str, float]:
     masked = sum(isinstance(state.outcome, Masked) for state in ledger.slots.values())
     metrics["rollouts/ok"] = float(len(scored))
     metrics["rollouts/masked"] = float(masked)
+    metrics |= _pollution(ledger)
     metrics["rollouts/abandoned"] = float(slots - len(scored) - masked)
     for kind, count in Counter(f.kind for f in ledger.failures()).items():
         metrics[f"rollouts/failed/{kind}"] = float(count)
@@ -34,6 +35,22 @@ def rollout_metrics(ledger: StepLedger) -> dict[str, float]:
         flat = sum(max(group) - min(group) <= 1e-6 for group in full)
         metrics["frac_reward_zero_std"] = flat / len(full)
     return metrics
+
+
+def _pollution(ledger: StepLedger) -> dict[str, float]:
+    """Returns what sharing environments wasted; nothing where none was shared."""
+    ended = [state.current for state in ledger.slots.values() if state.current is not None]
+    records = [attempt.record for attempt in ended if attempt.record is not None]
+    if not any(record.sandbox_isolation.startswith(SHARED_ISOLATION) for record in records):
+        return {}
+    polluted = sum(
+        isinstance(attempt.outcome, Masked) and attempt.outcome.kind is OutcomeKind.POLLUTED
+        for attempt in ended
+    )
+    return {
+        "rollouts/polluted": float(polluted),
+        "rollouts/polluted_share": polluted / len(ledger.slots),
+    }
 
 
 def _reward_metrics(scored: Sequence[Scored]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
 
 from rollout.agent_loop import ToolCaller, ToolOutcome
 from rollout.failures import RolloutError, UnknownToolError
-from rollout.jobs import RolloutJob
+from rollout.jobs import Environment, RolloutJob
 from servicekit import attributes
 from servicekit.errors import FailedPrecondition, HoneError, Internal, ResourceExhausted
 from servicekit.tokens import TokenMinter
@@ -61,8 +61,8 @@ class SandboxClient:
         self._tokens = tokens
         self._rng = rng
 
-    async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> str:
-        """Returns the sandbox_id; waits for room within the timeout."""
+    async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> Environment:
+        """Returns the rollout's environment; waits for room within the timeout."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         while True:
             left = deadline - asyncio.get_running_loop().time()
@@ -87,7 +87,8 @@ class SandboxClient:
                     raise
                 await asyncio.sleep(wait)
             else:
-                return response.sandbox.sandbox_id
+                made = response.sandbox
+                return Environment(sandbox_id=made.sandbox_id, isolation=made.isolation)
 
 
 class ToolGatewayClient:

@@ -20,7 +20,7 @@ from eventbus.errors import ClaimLost, RetryLater
 from rollout.agent_loop import AgentLoop, DeadlinePassedError, ToolCaller
 from rollout.engines.base import Engine
 from rollout.failures import RolloutError, UnknownToolError, failure, failure_of
-from rollout.jobs import RolloutJob
+from rollout.jobs import Environment, RolloutJob
 from rollout.lease import Lease
 from rollout.policies import Policies
 from rollout.toolcalls.base import ToolCallParser
@@ -58,8 +58,8 @@ class Reporter(Protocol):
 class Sandboxes(Protocol):
     """Makes the rollout's environment."""
 
-    async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> str:
-        """Returns the sandbox_id; waits for room within the timeout."""
+    async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> Environment:
+        """Returns the environment; waits for room within the timeout."""
 
 
 class Tools(Protocol):
@@ -274,7 +274,8 @@ class Executor:
             parser = _parser(job)
             definitions = await self._definitions(job)
             engine = await self._engine(stack, job)
-            sandbox_id = await self._sandbox(job, lease)
+            environment = await self._environment(job, lease)
+            sandbox_id = environment.sandbox_id
             await self._reporter.started(job, lease.epoch, self._owner, sandbox_id)
 
             async def on_turn(turn: TurnRecord) -> None:
@@ -299,6 +300,7 @@ class Executor:
             tokens=result.tokens,
             stop_reason=result.stop_reason,
             sandbox_id=sandbox_id,
+            sandbox_isolation=environment.isolation,
             turns=result.turns,
             grader_json=job.grader_json,
             start_time=start,
@@ -323,10 +325,10 @@ class Executor:
         except HoneError as error:
             raise RolloutError(FailureKind.ENGINE, error) from error
 
-    async def _sandbox(self, job: RolloutJob, lease: Lease) -> str:
+    async def _environment(self, job: RolloutJob, lease: Lease) -> Environment:
         """Makes the environment; a rollout without tools needs none."""
         if not job.tools:
-            return ""
+            return Environment()
         await lease.check()
         left = job.deadline - self._clock()
         if left <= 0:

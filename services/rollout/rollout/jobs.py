@@ -27,6 +27,15 @@ class AgentLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where a rollout's tools work; empty for one without tools."""
+
+    sandbox_id: str = ""
+    isolation: str = ""
+    """As the sandbox service says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutJob:
     """One attempt to fill a slot."""
 

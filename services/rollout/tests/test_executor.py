@@ -24,7 +24,7 @@ from rollout.engines.base import Engine, EngineError, ModelKey, PolicyKey
 from rollout.engines.scripted import ScriptedEngine
 from rollout.executor import OVERRUN_SECONDS, Executor, LeaseTimes
 from rollout.failures import RolloutError, UnknownToolError, failure_of
-from rollout.jobs import RolloutJob
+from rollout.jobs import Environment, RolloutJob
 from rollout.policies import Policies
 from servicekit.errors import (
     BY_CODE,
@@ -59,11 +59,11 @@ class Sandboxes:
     made: list[tuple[str, int]] = field(default_factory=list)
     error: HoneError | None = None
 
-    async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> str:
+    async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> Environment:
         if self.error is not None:
             raise self.error
         self.made.append((job.rollout_id, epoch))
-        return f"sbx_{len(self.made)}"
+        return Environment(sandbox_id=f"sbx_{len(self.made)}", isolation="ns-root")
 
 
 @dataclass

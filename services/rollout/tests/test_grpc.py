@@ -23,7 +23,7 @@ from rollout.clients import (
 from rollout.engines.base import ModelKey, PolicyKey
 from rollout.engines.scripted import ScriptedEngine
 from rollout.failures import RolloutError, UnknownToolError
-from rollout.jobs import AdapterRef, AgentLimits, RolloutJob
+from rollout.jobs import AdapterRef, AgentLimits, Environment, RolloutJob
 from rollout.policies import Policies
 from rollout.servicer import RolloutServicer
 from servicekit.channels import connect
@@ -57,7 +57,9 @@ class Sandboxes(sandbox_pb2_grpc.SandboxServiceServicer):
             self.full -= 1
             raise ResourceExhausted("no room", retry_after_seconds=0.01)
         assert request.purpose == sandbox_pb2.SANDBOX_PURPOSE_AGENT
-        return sandbox_pb2.CreateSandboxResponse(sandbox=sandbox_pb2.Sandbox(sandbox_id="sbx_1"))
+        return sandbox_pb2.CreateSandboxResponse(
+            sandbox=sandbox_pb2.Sandbox(sandbox_id="sbx_1", isolation="ns-root")
+        )
 
 
 class Gateway(tool_gateway_pb2_grpc.ToolGatewayServiceServicer):
@@ -143,7 +145,9 @@ async def tools(
         yield ToolGatewayClient(channel, tokens, clock=lambda: 0.0)
 
 
-async def create(key_file: Path, tokens: Tokens, servicer: Sandboxes, seconds: float) -> str:
+async def create(
+    key_file: Path, tokens: Tokens, servicer: Sandboxes, seconds: float
+) -> Environment:
     def add(server: grpc.aio.Server) -> None:
         sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(servicer, server)
 
@@ -156,7 +160,8 @@ async def create(key_file: Path, tokens: Tokens, servicer: Sandboxes, seconds: f
 
 async def test_a_full_sandbox_service_is_asked_again(key_file: Path, tokens: Tokens) -> None:
     servicer = Sandboxes(full=2)
-    assert await create(key_file, tokens, servicer, 10) == "sbx_1"
+    made = await create(key_file, tokens, servicer, 10)
+    assert (made.sandbox_id, made.isolation) == ("sbx_1", "ns-root")
     assert servicer.epochs == [7, 7, 7]
 
 

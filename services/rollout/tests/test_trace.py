@@ -18,7 +18,7 @@ from rollout.agent_loop import ToolCaller, ToolOutcome
 from rollout.consumer import BusBlobFetcher, BusReporter, consume_requests
 from rollout.engines.scripted import ScriptedEngine
 from rollout.executor import Executor, LeaseTimes
-from rollout.jobs import RolloutJob
+from rollout.jobs import Environment, RolloutJob
 from rollout.policies import Policies
 from servicekit.identity import new_rollout_id, rollout_scope, trace_id_of
 from servicekit.telemetry import tracer_provider
@@ -29,8 +29,8 @@ CALL = '<tool_call>{"name":"calculator","arguments":{"expression":"2*3"}}</tool_
 
 
 class Sandboxes:
-    async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> str:
-        return "sbx_1"
+    async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> Environment:
+        return Environment(sandbox_id="sbx_1")
 
 
 class Tools:

@@ -254,8 +254,13 @@ def test_one_run_is_shown_with_steps_and_counts(suite: Any) -> None:
     ]
     suite.console.summaries = [console_pb2.RunSummary(run_id="tiny-1", rollouts_scored_count=8)]
     assert suite.hone("runs", "tiny-1") == 0
+    assert "polluted" not in suite.out  # no environment was shared
     assert "state           running" in suite.out
     assert "8 scored, 0 masked, 0 failed" in suite.out
+    suite.learner.script[0].step.metrics["rollouts/polluted_share"] = 0.25
+    assert suite.hone("runs", "tiny-1") == 0
+    heading, row = suite.out.splitlines()[-2:]
+    assert (heading.split(), row.split()[-1]) == (["step", "reward", "polluted"], "0.25")
     assert suite.hone("runs", "tiny-2") == 2
     assert suite.err == "hone: there is no run tiny-2; did you mean tiny-1?\n"
 

@@ -502,6 +502,7 @@ import os, time
 begun = time.monotonic()
 for _ in range(32):
     if not os.fork():
+        os.setsid()
         while time.monotonic() < begun + 1.0: pass
         os._exit(0)
 for _ in range(32): os.wait()
@@ -510,7 +511,7 @@ print((used.children_user + used.children_system) / (time.monotonic() - begun))
 """
     outcomes = await asyncio.gather(limited.python(script), other.python(script))
     share, beside = (float(outcome.stdout) for outcome in outcomes)
-    # Many processes each, so that a busy machine gives them much all the same where nothing limits them.
+    # Many sessions of their own, so that even a busy machine gives them much where nothing limits them.
     must(share < max(0.3, 0.5 * beside), f"had {share:.2f} of 0.2 CPUs, one with 2.0 {beside:.2f}")
 
 

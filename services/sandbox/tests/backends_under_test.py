@@ -20,6 +20,7 @@ from typing import NoReturn
 
 import docker_rows
 import hostile_cases
+import kubernetes_rows
 import remote_rows
 
 from sandbox.backends.local import LocalBackend
@@ -259,5 +260,13 @@ UNDER_TEST: dict[str, Subject] = {
         lose=docker_rows.lose,
         census=docker_rows.census,
         leave_remains=docker_rows.leave_remains,
+    ),
+    "kubernetes": Subject(
+        open=kubernetes_rows.opened,
+        sees_processes=True,
+        vectors=kubernetes_rows.VECTORS,
+        lose=kubernetes_rows.lose,
+        census=kubernetes_rows.census,
+        leave_remains=kubernetes_rows.leave_remains,
     ),
 }

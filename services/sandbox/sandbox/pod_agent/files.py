@@ -15,7 +15,7 @@ from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, No
 
 MAX_READ_BYTES = 3 * 1024 * 1024
 _SHOWN_CHARACTERS = 200
-_KERNEL_FOLDERS = ("/proc", "/sys")
+_KERNEL_FOLDERS = ("/proc", "/sys", "/dev", "/dev/shm")
 _COPY_BYTES = 1024 * 1024
 
 
@@ -61,7 +61,7 @@ def read(path: str, offset_bytes: int, max_bytes: int) -> tuple[bytes, int]:
 def write(path: str, content: bytes, mode: int) -> None:
     """Write a file whole (temporary name, then rename); parents are made; a link's target is written in place."""
     parent, name = os.path.split(path)
-    os.makedirs(parent, exist_ok=True)
+    _make_parents(path, parent)
     _refuse_kernel_folder(path, os.stat(parent).st_dev)
     try:
         status = os.lstat(path)
@@ -124,6 +124,17 @@ def write_all(descriptor: int, content: bytes) -> None:
         view = view[os.write(descriptor, view[:_COPY_BYTES]) :]
 
 
+def _make_parents(path: str, parent: str) -> None:
+    try:
+        os.makedirs(parent, exist_ok=True)
+    except FileExistsError as error:
+        if os.path.islink(str(error.filename)):
+            raise NotFound(
+                f"{shown(path)}: a link leads out of the sandbox's files", reason="FILE_NOT_FOUND"
+            ) from error
+        raise InvalidArgument(f"{shown(path)}: a part of it is not a folder") from error
+
+
 def _write_beside(parent: str, name: str, content: bytes, mode: int) -> None:
     temporary = os.path.join(parent, f".hone-{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -141,11 +152,17 @@ def _write_beside(parent: str, name: str, content: bytes, mode: int) -> None:
 
 
 def _refuse_kernel_folder(path: str, device: int) -> None:
+    """Refuse what is no file of the sandbox's disk; where a link led there, it led out."""
     for folder in _KERNEL_FOLDERS:
-        if os.path.exists(folder) and os.stat(folder).st_dev == device:
-            if device == os.stat("/").st_dev:
-                continue  # an empty folder of the root file system
-            raise InvalidArgument(f"{shown(path)}: is no file of a disk but an entry of {folder}")
+        if not os.path.exists(folder) or os.stat(folder).st_dev != device:
+            continue
+        if device == os.stat("/").st_dev:
+            continue  # an empty folder of the root file system
+        if os.path.realpath(path) != os.path.normpath(path):
+            raise NotFound(
+                f"{shown(path)}: a link leads out of the sandbox's files", reason="FILE_NOT_FOUND"
+            )
+        raise InvalidArgument(f"{shown(path)}: is no file of a disk but an entry of {folder}")
 
 
 def _kind(mode: int) -> str:

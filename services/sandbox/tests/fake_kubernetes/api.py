@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,8 @@ class ApiServer:
         self.stalled = asyncio.Event()
         """While it is not set, nothing is answered."""
         self.stalled.set()
+        self.on_deleted: Callable[[str], Awaitable[None]] | None = None
+        """Awaited with a pod's uid before its deletion is answered; a real server answers at once."""
         self._token = token
         self._resources = {
             resource.plural: resource
@@ -148,7 +150,11 @@ class ApiServer:
                 return await self._watch(request, resource, namespace)
             return web.json_response(self._list(request, resource, namespace))
         body = await request.read()
-        return self._change(request.method, resource, namespace, name, body, request)
+        response = self._change(request.method, resource, namespace, name, body, request)
+        if request.method == "DELETE" and resource.plural == "pods" and self.on_deleted:
+            found = json.loads(response.body)  # type: ignore[arg-type]
+            await self.on_deleted(found.get("metadata", {}).get("uid", ""))
+        return response
 
     def _change(
         self,

@@ -108,7 +108,8 @@ class Container:
             lines += self._volume(volume)
         for mount in container.get("volumeMounts") or ():
             lines += self._mount(mount)
-        lines.append(f"hostname {shlex.quote(spec.get('hostname', 'pod'))}")
+        name = shlex.quote(spec.get("hostname", "pod"))
+        lines.append(f"hostname {name}; echo {name} > {self._folder}/root/etc/hostname")
         return "\n".join([*lines, f"exec {shlex.join(self._command(spec, container))}"])
 
     def _volume(self, volume: Object) -> list[str]:

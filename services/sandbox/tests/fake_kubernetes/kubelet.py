@@ -46,6 +46,11 @@ class Kubelet:
     def container_count(self) -> int:
         return len(self._containers)
 
+    async def gone(self, uid: str) -> None:
+        """Wait until nothing runs of a pod that was deleted."""
+        while uid in self._tasks or uid in self._containers or self._ending:
+            await asyncio.sleep(0.005)
+
     def schedule(self, name: str) -> None:
         """Let a pod that waited run after all."""
         pod = self._pod(name)

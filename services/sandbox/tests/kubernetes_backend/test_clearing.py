@@ -1,10 +1,8 @@
 """What is left behind by whom, and who clears it."""
 
 import asyncio
-import os
-import signal
-import sys
 
+import kubernetes_rows
 import pytest
 from fake_kubernetes.cluster import NAMESPACE
 from fake_kubernetes.faults import Fault
@@ -12,48 +10,13 @@ from fake_kubernetes.faults import Fault
 from sandbox.backends import kubernetes_objects as objects
 from servicekit.errors import FailedPrecondition
 
-_MANAGER = """
-import asyncio, random, sys
-from pathlib import Path
-from sandbox.backends.kubernetes import KubernetesBackend
-from sandbox.backends.kubernetes_options import KubernetesOptions
-from sandbox.types import BoxSpec
-
-async def main():
-    folder, kubeconfig, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    options = KubernetesOptions(kubeconfig=kubeconfig, check_network=False)
-    backend = KubernetesBackend(folder, options, rng=random.Random(1), clock=lambda: float(sys.argv[4]))
-    await backend.start()
-    specs = [BoxSpec(sandbox_id=f"sbx_dead_{number:027x}") for number in range(count)]
-    await asyncio.gather(*(backend.create(spec, print) for spec in specs))
-    print("ready", flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
 
 @pytest.fixture
 def killed_manager(rig):
-    """Start a manager as a process of its own, let it make sandboxes, kill it."""
+    """Let a manager of its own process make sandboxes, and kill it."""
 
     async def leave(instance: str, count: int) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            _MANAGER,
-            str(rig.folder / instance),
-            str(rig.cluster.kubeconfig),
-            str(count),
-            str(rig.clock.now),
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
-        assert line == b"ready\n"
+        await kubernetes_rows.leave(rig.cluster, rig.folder / instance, count, rig.clock.now)
 
     return leave
 

@@ -17,7 +17,6 @@ from sandbox.cgroups import BoxCgroup
 KILL_SECONDS = 5.0
 """How long killing may take before the sandbox is given up."""
 
-_REAP_SECONDS = 0.01
 _ROUND_SECONDS = 0.001
 _FRESH_ROUNDS = 4
 """Rounds that may find new processes before forks are refused."""
@@ -95,30 +94,23 @@ class TreeKiller:
 async def has_ended(pidfd: int, own_pids: Iterable[int]) -> bool:
     """Wait until a process that was killed has ended, but not for ever; return whether it has.
 
-    `own_pids` are reaped meanwhile: a dead spawner's keepers are this process's children.
+    `own_pids` are reaped then: a dead spawner's keepers are this process's children.
     """
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
     loop.add_reader(pidfd, gone.set)
-    end = loop.time() + KILL_SECONDS
     try:
-        while not gone.is_set() and loop.time() < end:
-            _reap(own_pids)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_REAP_SECONDS):
-                    await gone.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await gone.wait()
     finally:
         loop.remove_reader(pidfd)
-    _reap(own_pids)
+    for pid in own_pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
     return gone.is_set()
 
 
 def remove_group(cgroup: BoxCgroup) -> bool:
     """Kill what is left in a sandbox's control group and remove it; return whether it is gone. Blocks."""
     return cgroup.kill_all() and cgroup.remove()
-
-
-def _reap(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)

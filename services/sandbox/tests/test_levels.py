@@ -21,8 +21,6 @@ from hostile_cases import BY_DESIGN, CASES
 
 from sandbox.cgroups import CgroupsUnavailable, find_tree
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
 NOBODY = 65534
 HERE = Path(__file__).parent
 LEVELS = ("ns-root", "ns-rootless", "ns-root-rlimits", "ns-rootless-rlimits")
@@ -146,28 +144,45 @@ def _remove(folders: list[Path]) -> None:
                 os.rmdir(top)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("level", [level for level in LEVELS if "rootless" in level])
 def test_the_suite_as_an_ordinary_user(level: str, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:  # tmp_path lies below a folder of root's own
         held, wrong = run_level(level, Path(folder))
     assert not wrong, wrong
-    by_design = set(BY_DESIGN.get(level, {}))
-    assert held == {name: "no" if name in by_design else "yes" for name in CASES}
+    assert held == expected(level)
+
+
+def expected(level: str) -> Held:
+    """Return what has to hold at a level, and what cannot."""
+    return {name: "no" if name in BY_DESIGN.get(level, {}) else "yes" for name in CASES}
 
 
 def table(results: dict[str, Held]) -> str:
     """Return the README's table: what holds at each level, and why not."""
-    lines = [f"| | case | {' | '.join(f'`{level}`' for level in results)} |"]
-    lines.append("|---|---|" + "---|" * len(results))
+    everywhere = [
+        name for name in CASES if {held.get(name) for held in results.values()} == {"yes"}
+    ]
+    lines = [f"| case | {' | '.join(f'`{level}`' for level in results)} |"]
+    lines.append("|---|" + "---|" * len(results))
+    names = "; ".join(f"{name} {CASES[name].what}" for name in everywhere)
+    lines.append(f"| {names} | {' | '.join('yes' for _ in results)} |")
     for name, case in CASES.items():
-        cells = [held.get(name, "not run") for held in results.values()]
-        lines.append(f"| {name} | {case.what} | {' | '.join(cells)} |")
-    why = {
-        f"- {name}: {reason}."
-        for entries in BY_DESIGN.values()
-        for name, (_, reason) in entries.items()
-    }
-    return "\n".join([*lines, "", *sorted(why)])
+        if name not in everywhere:
+            cells = [held.get(name, "not run") for held in results.values()]
+            lines.append(f"| {name} {case.what} | {' | '.join(cells)} |")
+    reasons: dict[str, list[str]] = {}
+    for name, (_, reason) in BY_DESIGN["ns-root-rlimits"].items():
+        reasons.setdefault(reason, []).append(name)
+    why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    return "\n".join([*lines, "", f"Why not: {why}."])
+
+
+def test_the_readme_shows_the_table() -> None:
+    shown = (HERE.parent / "README.md").read_text()
+    wanted = table({level: expected(level) for level in LEVELS})
+    assert wanted in shown, f"put this into README.md:\n{wanted}"
 
 
 def main() -> None:

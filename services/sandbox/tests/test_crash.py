@@ -93,7 +93,7 @@ async def test_sigkill_of_manager_and_spawner_leaves_nothing_after_a_restart(
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
         stats = suite.manager.stats()
-        assert (stats.live_count, stats.expected_count) == (0, 0)
+        assert (stats.live_count, stats.expected_count, stats.leaked_count) == (0, 0, 0)
         if not stats.isolation.endswith("-rlimits"):
             # Any manager of this host clears what a dead one left, so another may have come first.
             assert stats.orphans_reaped_count <= NUM_SANDBOXES

@@ -16,11 +16,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import docker_rows
 import hostile_cases
 import kubernetes_rows
+import pytest
 import remote_rows
 
 from sandbox.backends.local import LocalBackend
@@ -55,6 +56,8 @@ class Subject:
     """Lists what exists, by other means than the backend's own table."""
     leave_remains: Callable[[Backend, Path, int], Awaitable[None]] | None = None
     """Leaves that many sandboxes of a manager that was killed; called before `start`."""
+    is_slow: bool = False
+    """Whether the contract takes so long on it that it waits for the slow tests."""
 
 
 def _no_cgroups() -> NoReturn:
@@ -254,6 +257,7 @@ UNDER_TEST: dict[str, Subject] = {
         leave_remains=remote_rows.leave_remains,
     ),
     "docker": Subject(
+        is_slow=True,
         open=docker_rows.opened,
         sees_processes=True,
         vectors=docker_rows.VECTORS,
@@ -270,3 +274,11 @@ UNDER_TEST: dict[str, Subject] = {
         leave_remains=kubernetes_rows.leave_remains,
     ),
 }
+
+
+def rows() -> list[Any]:
+    """Return the names of the rows as a test's parameters, those that take long marked."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if subject.is_slow else ())
+        for name, subject in UNDER_TEST.items()
+    ]

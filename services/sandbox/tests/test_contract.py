@@ -12,7 +12,7 @@ import time
 
 import pytest
 import pytest_asyncio
-from backends_under_test import UNDER_TEST, Subject
+from backends_under_test import UNDER_TEST, Subject, rows
 from rig import Rig, running_rig
 
 from sandbox.backends.protocol import BoxLost
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCRIPTED = "scripted"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*UNDER_TEST, SCRIPTED])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*rows(), SCRIPTED])
 async def running(request, tmp_path_factory, suite_maker, use, scripted_type):
     """One manager over each backend for the whole suite."""
     name = request.param

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 import pytest_asyncio
-from backends_under_test import UNDER_TEST
+from backends_under_test import UNDER_TEST, rows
 from rig import Rig, running_rig
 
 from sandbox.rootfs import DEFAULT_ENV
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 _numbers = itertools.count()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*UNDER_TEST])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=rows())
 async def running(request, tmp_path_factory, suite_maker, use):
     """One manager over each backend for the whole suite."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
+import os
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +15,10 @@ from fake_kubernetes.store import Change, Object, Store, now
 
 IMAGE_DIGEST = "sha256:" + "c0ffee00" * 8
 _PROBE_SECONDS = 0.02
+_FIRST_ADDRESS = ipaddress.ip_address("127.64.0.0")
+_ADDRESSES = 1 << 22
+_addresses = itertools.count()
+"""Goes on from cluster to cluster: an agent of the last one may still be ending."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,6 @@ class Kubelet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._containers: dict[str, Container] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._addresses = 1
         self.default_plan = Plan()
         self.plans: deque[Plan] = deque()
         """For the next pods, in order; then the default."""
@@ -149,7 +154,8 @@ class Kubelet:
                 name, lambda status: status.update(containerStatuses=[_container(pod, waiting)])
             )
             return
-        address = self._address()
+        ports = pod["spec"]["containers"][0].get("ports") or [{"containerPort": 80}]
+        address = self._address(ports[0]["containerPort"])
         config_maps = {each["metadata"]["name"]: each for each in self._store.all("configmaps")}
         container = self._containers[uid] = Container(pod, config_maps, address)
         await container.start()
@@ -242,10 +248,18 @@ class Kubelet:
     def _uid(self, name: str) -> str:
         return str(self._pod(name)["metadata"]["uid"])
 
-    def _address(self) -> str:
-        self._addresses += 1
-        high, low = divmod(self._addresses, 250)
-        return f"127.77.{high}.{low + 1}"
+    def _address(self, port: int) -> str:
+        """Return an address that is free on this machine, where other clusters may be running."""
+        while True:
+            self._addresses = (self._addresses + 1) % _ADDRESSES
+            address = str(_FIRST_ADDRESS + self._addresses)
+            with socket.socket() as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    trial.bind((address, port))
+                except OSError:
+                    continue
+            return address
 
 
 def _scheduled(status: Object) -> None:

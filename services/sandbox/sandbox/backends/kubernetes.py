@@ -134,6 +134,11 @@ class KubernetesBackend:
     async def create(self, spec: BoxSpec, on_lost: Callable[[str], None]) -> KubernetesBox:
         """Make a sandbox; see `Backend.create`."""
         parts = self._started()
+        if spec.network_profile != "none":
+            raise FailedPrecondition(
+                f"network_profile {spec.network_profile!r}: pods are sealed by one NetworkPolicy; known is 'none'",
+                reason="UNSUPPORTED",
+            )
         name = objects.object_name(spec.sandbox_id)
         maker: Maker = parts.pod_maker
         if parts.claim_maker is not None and parts.claim_maker.fits(spec):
@@ -356,7 +361,9 @@ class KubernetesBackend:
 
     async def _bury(self, kind: Kind, name: str) -> None:
         """Delete what a failed creation may have left; where that takes long it goes on without the caller."""
-        task = self._started().graveyard.bury(kind, name)
+        if self._parts is None:
+            return  # closed meanwhile: what it owned goes with the lease
+        task = self._parts.graveyard.bury(kind, name)
         await asyncio.wait({task}, timeout=self._options.request_seconds)
 
     def _create_error(self, error: BaseException, birth: Birth) -> BaseException:

@@ -267,7 +267,7 @@ class KubernetesBox:
             raise BoxLost(f"sandbox {self.sandbox_id} was destroyed")
 
     def _break(self, text: str) -> None:
-        self._death = Verdict(state=State.OVER_DISK, text=text)
+        self._death = Verdict(state=State.BROKEN, text=text)
         self._died.set()
 
     def _after_death(self, output: "_Output", begun: float, *, under_way: bool) -> ExecOutcome:

@@ -19,11 +19,13 @@ class State(StrEnum):
     """Its memory ran out: the workload's doing."""
     OVER_DISK = "over_disk"
     """Evicted for what it wrote: the workload's doing."""
+    BROKEN = "broken"
+    """Wrecked by its commands though the pod lives: never a pod's own state."""
     LOST = "lost"
     """Anything else that ends a pod: ours."""
 
 
-BY_WORKLOAD = frozenset({State.OOM_KILLED, State.OVER_DISK})
+BY_WORKLOAD = frozenset({State.OOM_KILLED, State.OVER_DISK, State.BROKEN})
 DEAD = BY_WORKLOAD | {State.LOST}
 
 _IMAGE_REASONS = frozenset(

@@ -75,6 +75,8 @@ class ApiServer:
         """Standard that the namespace enforces; anything else enforces none."""
         self.requests: list[tuple[str, str]] = []
         """Method and path of all that was asked."""
+        self.asked: list[tuple[str, str, str]] = []
+        """The same with the query."""
         self.stalled = asyncio.Event()
         """While it is not set, nothing is answered."""
         self.stalled.set()
@@ -94,6 +96,7 @@ class ApiServer:
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         self.requests.append((request.method, request.path))
+        self.asked.append((request.method, request.path, request.query_string))
         await self.stalled.wait()
         if request.headers.get("Authorization") != f"Bearer {self._token}":
             return status_response(401, "Unauthorized", "Unauthorized")

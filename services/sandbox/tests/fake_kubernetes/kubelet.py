@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import itertools
 import os
 import signal
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ IMAGE_DIGEST = "sha256:" + "c0ffee00" * 8
 _PROBE_SECONDS = 0.02
 _FIRST_ADDRESS = ipaddress.ip_address("127.64.0.0")
 _ADDRESSES = 1 << 22
-_addresses = itertools.count()
+_addresses = itertools.count(os.getpid() * 977 % _ADDRESSES)
 """Goes on from cluster to cluster: an agent of the last one may still be ending."""
 
 
@@ -251,8 +253,7 @@ class Kubelet:
     def _address(self, port: int) -> str:
         """Return an address that is free on this machine, where other clusters may be running."""
         while True:
-            self._addresses = (self._addresses + 1) % _ADDRESSES
-            address = str(_FIRST_ADDRESS + self._addresses)
+            address = str(_FIRST_ADDRESS + next(_addresses) % _ADDRESSES)
             with socket.socket() as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:

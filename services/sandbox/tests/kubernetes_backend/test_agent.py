@@ -41,7 +41,7 @@ async def start(archive, tmp_path):
     processes = []
 
     async def run(*arguments: str, token: str = TOKEN) -> Shell:
-        host = f"127.78.0.{len(processes) + 1}"
+        host = f"127.{32 + os.getpid() % 32}.{os.getpid() // 32 % 250}.{len(processes) + 1}"
         command = [sys.executable, "-I", "-S", str(archive), "--host", host, "--port", str(PORT)]
         if "--pin" not in arguments:
             command += ["--token-sha256", hashlib.sha256(token.encode()).hexdigest()]

@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 from fake_kubernetes.cluster import NAMESPACE, running_cluster
+from fake_kubernetes.kubelet import Plan
 
 from sandbox.backends import kubernetes_objects as objects
+from sandbox.backends.kubernetes_agent import AgentClient, AgentLost
 from sandbox.types import Feature, Limits, Template
 from servicekit.errors import FailedPrecondition, Unavailable
 
@@ -56,8 +58,6 @@ async def test_a_claimed_pod_takes_the_token_of_its_first_caller_alone(claimed):
     backend = claimed.backend()
     await backend.start()
     shell = await claimed.make(backend, template=WARM)
-    from sandbox.backends.kubernetes_agent import AgentClient, AgentLost
-
     agent = shell.box._agent
     thief = AgentClient(agent._host, agent._port, "another token")
     with pytest.raises(AgentLost, match="409"):
@@ -88,8 +88,6 @@ async def test_a_claim_that_is_deleted_from_outside_is_a_lost_sandbox(claimed):
 async def test_a_claim_that_nothing_serves_is_given_up(claimed):
     backend = claimed.backend(create_seconds=1.0)
     await backend.start()
-    from fake_kubernetes.kubelet import Plan
-
     claimed.cluster.kubelet.default_plan = Plan("pending")
     with pytest.raises(Unavailable):
         await claimed.make(backend, template=WARM)

@@ -62,6 +62,12 @@ async def test_a_refusal_is_not_retried(rig, backend, status):
     assert fault.hits == 1
 
 
+async def test_another_network_than_none_is_refused(rig, backend):
+    with pytest.raises(FailedPrecondition, match="network_profile 'open'"):
+        await rig.make(backend, network_profile="open")
+    assert rig.cluster.pods() == []
+
+
 async def test_5xx_is_retried_under_the_same_name(rig, backend):
     fault = rig.cluster.plant(Fault("POST", "pods", times=3, status=503))
     await rig.make(backend)

@@ -2,15 +2,17 @@
 
 Detection goes by mount, not by kernel: a hybrid machine has a version 2 tree without the controllers that matter. All
 groups lie below this process's own group: `<own>/hone-sandbox/<generation>/<sandbox id>`, one generation per manager
-process, so that a restarted manager can tell its own from what a dead one left.
+process, so that a restarted manager can tell its own from what a dead one left. A manager that is started from
+elsewhere has another own group: it is told where the ones before it worked.
 """
 
 import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sandbox.types import Limits
@@ -24,6 +26,9 @@ OWN_PROCESSES = 1
 _FOLDER = "hone-sandbox"
 _MANAGER_LEAF = "hone-manager"
 _CPU_PERIOD_MICROSECONDS = 100_000
+_PEAK_SLACK_BYTES = 2 * 1024 * 1024
+"""How far below its limit a group's peak may stay when the next allocation, a huge page, does not fit."""
+_KILL_SECONDS = 5.0
 _REMOVE_SECONDS = 5.0
 _MAKE_TRIES = 10
 
@@ -133,16 +138,20 @@ class BoxCgroup:
 
     def process_ids(self) -> list[int]:
         """Return the processes in it, as this process numbers them."""
-        try:
-            text = _content(f"{self._folders['pids']}/cgroup.procs")
-        except OSError:  # ENODEV or ENOENT: the group is gone, and so are they
-            return []
-        return [int(line) for line in text.split()]
+        return _process_ids(self._folders["pids"])
 
     def oom_kill_count(self) -> int:
-        """Return how often the kernel killed a process here for want of memory."""
+        """Return how often the kernel killed a process here for want of memory, whoever had used it up."""
         name = "memory.oom_control" if self._version == 1 else "memory.events"
         return _counter(self._folders["memory"] / name, "oom_kill")
+
+    def limit_was_reached(self) -> bool:
+        """Say whether the group has ever used all of its memory; an OOM kill without that is the machine's doing."""
+        folder = self._folders["memory"]
+        if self._version == 2:
+            return _counter(folder / "memory.events", "oom") > 0
+        limit = _number(folder / "memory.limit_in_bytes")
+        return _number(folder / "memory.max_usage_in_bytes") > limit - _PEAK_SLACK_BYTES
 
     def fork_refused_count(self) -> int:
         """Return how often a fork was refused at the limit."""
@@ -160,7 +169,7 @@ class BoxCgroup:
             with contextlib.suppress(FileNotFoundError):
                 path.write_text(before, encoding="ascii")
 
-    def kill_all(self, deadline_seconds: float = 5.0) -> bool:
+    def kill_all(self, deadline_seconds: float = _KILL_SECONDS) -> bool:
         """Kill every process in it; return whether it is empty."""
         with contextlib.suppress(FileNotFoundError):  # gone already: the loop finds it empty
             kill_file = self._folders["pids"] / "cgroup.kill"
@@ -168,15 +177,7 @@ class BoxCgroup:
                 kill_file.write_text("1", encoding="ascii")
             else:
                 (self._folders["pids"] / "pids.max").write_text("0", encoding="ascii")
-        end = time.monotonic() + deadline_seconds
-        while pids := self.process_ids():
-            if time.monotonic() > end:
-                return False
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.001)
-        return True
+        return _kill_processes(self.process_ids, deadline_seconds)
 
     def remove(self, deadline_seconds: float = _REMOVE_SECONDS) -> bool:
         """Remove the folders; return whether they are gone."""
@@ -189,14 +190,20 @@ class BoxCgroup:
 class Cgroups:
     """All groups of one manager process."""
 
-    def __init__(self, tree: Tree, generation: str) -> None:
+    def __init__(self, tree: Tree, generation: str, earlier: Sequence[Path] = ()) -> None:
         """Makes the generation's folders.
+
+        Args:
+            tree: Where groups can be made.
+            generation: Name of this process.
+            earlier: What `roots` was for managers before this one, where they may have left something.
 
         Raises:
             CgroupsUnavailable: they cannot be made; says which and why.
         """
         self.tree = tree
         self.generation = generation
+        self._earlier = [folder for folder in earlier if folder not in self.roots()]
         try:
             if tree.version == 2:
                 _enable_controllers(tree)
@@ -239,19 +246,11 @@ class Cgroups:
 
     def generations(self) -> list[str]:
         """Return the names of all generations that have folders here."""
-        names: set[str] = set()
-        for folder in self._unique_roots():
-            with contextlib.suppress(FileNotFoundError):
-                names.update(entry.name for entry in folder.iterdir() if entry.is_dir())
-        return sorted(names)
+        return _folder_names([*self.roots(), *self._earlier])
 
     def sandboxes(self, generation: str) -> list[str]:
         """Return the ids of the sandboxes of a generation that have groups."""
-        names: set[str] = set()
-        for folder in self._parents(generation):
-            with contextlib.suppress(FileNotFoundError):
-                names.update(entry.name for entry in folder.iterdir() if entry.is_dir())
-        return sorted(names)
+        return _folder_names([*self._parents(generation), *self._earlier_parents(generation)])
 
     def find(self, generation: str, sandbox_id: str) -> BoxCgroup:
         """Return the groups of a sandbox of some generation."""
@@ -263,19 +262,27 @@ class Cgroups:
             group = self.find(generation, sandbox_id)
             group.kill_all()
             group.remove()
-        _remove_folders(self._parents(generation), _REMOVE_SECONDS)
+            for parent in self._earlier_parents(generation):
+                _kill_processes(partial(_process_ids, parent / sandbox_id))
+                _remove_folders([parent / sandbox_id], _REMOVE_SECONDS)
+        parents = [*self._parents(generation), *self._earlier_parents(generation)]
+        _remove_folders(parents, _REMOVE_SECONDS)
 
     def close(self) -> None:
         """Remove this generation's folders; they are empty."""
         self.remove_generation(self.generation)
-        for folder in self._unique_roots():
+        for folder in (*self.roots(), *self._earlier):
             _remove_folder(folder)  # stays while another manager has a generation in it
 
-    def _unique_roots(self) -> list[Path]:
+    def roots(self) -> list[Path]:
+        """Return the folders that hold a folder for each generation."""
         return [folder / _FOLDER for folder in dict.fromkeys(self.tree.folders.values())]
 
     def _parents(self, generation: str) -> list[Path]:
-        return [folder / generation for folder in self._unique_roots()]
+        return [folder / generation for folder in self.roots()]
+
+    def _earlier_parents(self, generation: str) -> list[Path]:
+        return [folder / generation for folder in self._earlier]
 
     def _folders(self, generation: str, sandbox_id: str) -> dict[str, Path]:
         return {
@@ -312,6 +319,13 @@ def _counter(path: Path, name: str) -> int:
     return 0
 
 
+def _number(path: Path) -> int:
+    try:
+        return int(_content(str(path)))
+    except OSError:
+        return 0  # the group is gone, or has no such counter
+
+
 def _content(path: str) -> str:
     """Read a file whole; plainer than pathlib because it happens several times in every command."""
     with open(path, "rb", buffering=0) as file:
@@ -325,6 +339,35 @@ def _write(path: Path, text: str) -> None:
 def _write_if_there(path: Path, text: str) -> None:
     with contextlib.suppress(FileNotFoundError, PermissionError):
         _write(path, text)
+
+
+def _process_ids(folder: Path) -> list[int]:
+    try:
+        text = _content(f"{folder}/cgroup.procs")
+    except OSError:  # ENODEV or ENOENT: the group is gone, and so are they
+        return []
+    return [int(line) for line in text.split()]
+
+
+def _kill_processes(find: Callable[[], list[int]], deadline_seconds: float = _KILL_SECONDS) -> bool:
+    """Kill what `find` finds until that is nothing; return whether it came to that."""
+    end = time.monotonic() + deadline_seconds
+    while pids := find():
+        if time.monotonic() > end:
+            return False
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+    return True
+
+
+def _folder_names(parents: list[Path]) -> list[str]:
+    names: set[str] = set()
+    for parent in parents:
+        with contextlib.suppress(FileNotFoundError):
+            names.update(entry.name for entry in parent.iterdir() if entry.is_dir())
+    return sorted(names)
 
 
 def _make_folder(folder: Path) -> None:

@@ -43,6 +43,19 @@ class StateFolder:
             path.write_text(uuid.uuid4().hex[:12], encoding="ascii")
         return path.read_text(encoding="ascii").strip()
 
+    def read(self, name: str) -> str:
+        """Return what a file of the folder says; empty where it is missing."""
+        try:
+            return (self.path / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a file of the folder whole."""
+        temporary = self.path / f"{name}.new"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.path / name)
+
     def release(self) -> None:
         """Let go of the folder. Idempotent."""
         if self._lock_file >= 0:

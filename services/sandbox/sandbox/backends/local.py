@@ -10,7 +10,6 @@ start and says which step failed. Levels, strongest first:
 """
 
 import asyncio
-import fcntl
 import logging
 import os
 import resource
@@ -21,8 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sandbox.backends.folder import StateFolder
 from sandbox.backends.local_box import LaunchError, LocalBox
 from sandbox.backends.local_files import make_pool
+from sandbox.backends.manager_name import ManagerName
 from sandbox.backends.protocol import BackendInfo, BoxLost
 from sandbox.backends.spawner_process import SpawnerProcess
 from sandbox.cgroups import OWN_PROCESSES, BoxCgroup, Cgroups, CgroupsUnavailable, Tree, find_tree
@@ -49,6 +50,9 @@ _UNKNOWN_SECONDS = 60.0
 
 _PROBE = ("sh", "-c", "command -v python3 >/dev/null || echo no python3")
 _OPEN_FILES = 1024
+_GROUPS_FILE = "groups"
+"""In the state folder: where managers before this one had their control groups, a path a line."""
+
 _ROOT_DIR = "root"
 _DEVICES_DIR = "dev"
 """Below the state folder: mount points, empty for all but sandboxes and the spawner."""
@@ -71,6 +75,7 @@ class LocalBackend:
         """
         self._find_tree = find_cgroups
         self._state_dir = state_dir.absolute()
+        self._folder = StateFolder(state_dir)
         self._clock = clock
         self._rootless = os.geteuid() != 0
         self._cgroups: Cgroups | None = None
@@ -83,7 +88,6 @@ class LocalBackend:
         self._pool = make_pool()
         self._boxes: dict[str, LocalBox] = {}
         self._first_seen: dict[str, float] = {}
-        self._lock_file = -1
         self._closing = False
 
     async def start(self) -> BackendInfo:
@@ -95,6 +99,7 @@ class LocalBackend:
                 attributable="infra",
             )
         self.lock()
+        self._name = ManagerName.own(self._folder.instance())
         syscalls.set_child_subreaper()  # if the spawner dies, its orphans come here to be reaped
         for name in (_ROOT_DIR, _DEVICES_DIR):
             (self._state_dir / name).mkdir(exist_ok=True)
@@ -180,42 +185,27 @@ class LocalBackend:
         if self._cgroups is not None:
             await asyncio.to_thread(self._cgroups.close)
         self._pool.shutdown()
-        if self._lock_file >= 0:
-            os.close(self._lock_file)
-            self._lock_file = -1
+        self._folder.release()
 
     def lock(self) -> None:
         """Take the folder for this process; see `Backend.lock`."""
-        if self._lock_file >= 0:
-            return
-        self._state_dir.mkdir(parents=True, exist_ok=True)
-        path = self._state_dir / "lock"
-        self._lock_file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FailedPrecondition(
-                f"{path}: another sandbox manager works with this folder; stop it, or set data_dir"
-            ) from error
+        self._folder.lock()
 
     def _find_cgroups(self) -> str:
-        """Set up control groups and remove dead managers' remains; return why there are none."""
+        """Set up control groups; return why there are none, or what they lack."""
         try:
-            self._cgroups = Cgroups(self._find_tree(), self._generation())
+            tree, earlier = self._find_tree(), self._earlier_roots()
+            self._cgroups = Cgroups(tree, str(self._name), earlier)
         except CgroupsUnavailable as error:
             return f"no group limits, only limits per process: {error}"
-        missing = (
-            "" if "cpu" in self._cgroups.tree.controllers else "no CPU limit: no cpu controller"
-        )
-        return missing
+        roots = dict.fromkeys([*earlier, *self._cgroups.roots()])
+        text = "".join(f"{folder}\n" for folder in roots if folder.exists())
+        self._folder.write(_GROUPS_FILE, text)
+        return "" if "cpu" in tree.controllers else "no CPU limit: no cpu controller"
 
-    def _generation(self) -> str:
-        """Name this process so that any manager can tell whether it still lives."""
-        path = self._state_dir / "instance"
-        if not path.exists():
-            path.write_text(uuid.uuid4().hex[:12], encoding="ascii")
-        instance = path.read_text(encoding="ascii").strip()
-        return f"{instance}.{_pid_namespace()}.{os.getpid()}.{_start_ticks(os.getpid())}"
+    def _earlier_roots(self) -> list[Path]:
+        """Return where earlier managers of this folder had their groups; another shell or unit, another place."""
+        return [Path(line) for line in self._folder.read(_GROUPS_FILE).splitlines()]
 
     def _reap(self, known: frozenset[str]) -> int:
         if self._cgroups is None:
@@ -223,7 +213,8 @@ class LocalBackend:
         reaped = 0
         own = self._cgroups.generation
         for generation in self._cgroups.generations():
-            if generation != own and _is_dead(generation, own):
+            manager = ManagerName.parse(generation)
+            if manager is not None and self._name.knows_dead(manager):
                 reaped += len(self._cgroups.sandboxes(generation))
                 self._cgroups.remove_generation(generation)
         unknown = set(self._cgroups.sandboxes(own)) - known
@@ -327,26 +318,3 @@ def _remove_made(making: "asyncio.Future[BoxCgroup]") -> None:
     """Remove groups that nobody waits for any more; they are empty, so this takes no time."""
     if not making.cancelled() and making.exception() is None:
         making.result().remove(deadline_seconds=0.0)
-
-
-def _is_dead(generation: str, own: str) -> bool:
-    """Say whether a generation's manager is gone: our own earlier self, or a process that no longer runs."""
-    parts, own_parts = generation.split("."), own.split(".")
-    if len(parts) != len(own_parts):
-        return False
-    instance, namespace, pid, ticks = parts
-    if instance == own_parts[0]:
-        return True  # this process holds the lock of that instance
-    return namespace == own_parts[1] and _start_ticks(int(pid)) != ticks
-
-
-def _pid_namespace() -> str:
-    return os.readlink("/proc/self/ns/pid").strip("pid:[]")
-
-
-def _start_ticks(pid: int) -> str:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return text.rpartition(")")[2].split()[19]

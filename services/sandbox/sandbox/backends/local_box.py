@@ -90,6 +90,8 @@ class LocalBox:
         self._launched = False
         self._dead = False
         self._broken = False
+        self._end = "died"
+        """What became of it, for the error."""
         self._destroying: asyncio.Task[None] | None = None
 
     @property
@@ -335,10 +337,16 @@ class LocalBox:
 
     def _die(self) -> None:
         """Note that the sandbox is dead, and whether its workload did it: the kernel counts its OOM kills."""
-        kills = self._cgroup.oom_kill_count() if self._cgroup is not None else 0
-        self._broken = self._broken or kills > self._oom_kills_seen
+        self._broken = self._broken or (self._new_oom_kills() > 0 and self._used_all_its_memory())
         self._dead = True
         self._fail_running()
+
+    def _lose(self, why: str) -> None:
+        """Give a sandbox up that still runs, for a reason that is ours."""
+        log.error("sandbox given up", extra={"id": self.sandbox_id, "why": why})
+        self._end = f"was given up: {why}"
+        self._die()
+        self._on_lost(self.sandbox_id)
 
     def _fail_running(self) -> None:
         for running in self._running.values():
@@ -349,7 +357,7 @@ class LocalBox:
 
     def _after_death(self, running: RunningCommand | None, begun: float) -> ExecOutcome:
         if not self._broken:
-            raise BoxLost(f"sandbox {self.sandbox_id} died")
+            raise BoxLost(f"sandbox {self.sandbox_id} {self._end}")
         return ExecOutcome(
             termination=Termination.SANDBOX_BROKEN_BY_WORKLOAD,
             stdout=running.stdout.content() if running else b"",
@@ -360,12 +368,13 @@ class LocalBox:
     def _termination(
         self, running: RunningCommand, code: int, forks_refused_before: int
     ) -> Termination:
-        oom_kills = self._cgroup.oom_kill_count() if self._cgroup is not None else 0
-        new_oom_kills = oom_kills > self._oom_kills_seen
-        self._oom_kills_seen = oom_kills
+        oom_kills = self._new_oom_kills()
         if running.stop_reason is not None:
             return running.stop_reason
-        if new_oom_kills and code in (-signal.SIGKILL, _EXIT_KILLED):
+        if oom_kills and code in (-signal.SIGKILL, _EXIT_KILLED):
+            if not self._used_all_its_memory():
+                self._lose("the machine ran out of memory and killed a command in it")
+                raise BoxLost
             return Termination.OOM_KILLED
         if code < 0:
             return Termination.SIGNALED
@@ -373,6 +382,15 @@ class LocalBox:
         if code and refused > forks_refused_before:
             return Termination.PIDS_LIMIT
         return Termination.EXITED
+
+    def _new_oom_kills(self) -> int:
+        """Count the kernel's OOM kills here since the last look."""
+        seen = self._oom_kills_seen
+        self._oom_kills_seen = self._cgroup.oom_kill_count() if self._cgroup is not None else 0
+        return self._oom_kills_seen - seen
+
+    def _used_all_its_memory(self) -> bool:
+        return self._cgroup is not None and self._cgroup.limit_was_reached()
 
     def _stop(self, running: RunningCommand, reason: Termination) -> None:
         """Have a command killed with all it started, once."""
@@ -395,9 +413,7 @@ class LocalBox:
         with running.held_mark() as mark:
             killed = mark == 0 or await asyncio.to_thread(self._killer.kill, mark, self._own_pids)
         if not killed and not self._dead:
-            log.error("sandbox: a command could not be killed", extra={"id": self.sandbox_id})
-            self._die()
-            self._on_lost(self.sandbox_id)
+            self._lose("a command could not be killed")
 
     def _usable_files(self) -> LocalFiles:
         if self._dead and self._broken:
@@ -407,5 +423,5 @@ class LocalBox:
                 attributable="workload",
             )
         if self._dead or self._files is None:
-            raise BoxLost(f"sandbox {self.sandbox_id} died")
+            raise BoxLost(f"sandbox {self.sandbox_id} {self._end}")
         return self._files

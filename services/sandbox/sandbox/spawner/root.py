@@ -45,6 +45,8 @@ def _lay_over(base: str, uid: int, rootless: bool) -> int:
     # By its descriptor, because a path may hold what means something among mount options.
     lower = os.open(base, os.O_PATH | os.O_DIRECTORY)
     options = f"lowerdir=/proc/self/fd/{lower},upperdir=upper,workdir=work,xino=on"
+    # The upper layer is saved and restored on its own (snapshots), so it must not refer to the base.
+    options += ",redirect_dir=off,metacopy=off"
     if rootless:
         options += ",userxattr"  # trusted.* attributes are not an ordinary user's to write
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV

@@ -80,6 +80,8 @@ class DockerOptions(BaseModel):
     """What sandboxes start from where their template names no image; required, best by digest, with /bin/sh."""
     runtime: str = ""
     """For example runsc or kata; empty means the daemon's own default."""
+    runtime_processes: int = Field(default=0, ge=0)
+    """How many processes of the runtime's own count against a sandbox's; gVisor needs about 128."""
     user: str = Field(default="1000:1000", pattern=r"^\d{1,9}:\d{1,9}$")
     """User and group, as numbers, that every command runs as."""
     writable_root: bool = False

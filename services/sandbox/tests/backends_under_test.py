@@ -265,6 +265,12 @@ UNDER_TEST: dict[str, Subject] = {
         census=docker_rows.census,
         leave_remains=docker_rows.leave_remains,
     ),
+    "docker-gvisor": Subject(
+        open=docker_rows.opened_gvisor,
+        vectors=docker_rows.GVISOR_VECTORS,
+        lose=docker_rows.lose,
+        census=docker_rows.census,
+    ),
     "kubernetes": Subject(
         open=kubernetes_rows.opened,
         sees_processes=True,

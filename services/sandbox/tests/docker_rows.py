@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import docker_daemon
+import pytest
 
 from sandbox.backends.docker import DockerBackend
 from sandbox.settings import DockerOptions
@@ -20,6 +22,10 @@ VECTORS = frozenset({"01", "02b", "03", "04", "04b", "04c", "05", "06", "06b", "
 VECTORS |= {"10", "11", "16"}
 """Not the rows of a root that can be written to (02, 08, 12c) and of namespaces and calls that the engine's own profile
 answers in other ways (12, 12b), nor those that need the kernel's count of refused forks (01b)."""
+
+GVISOR_VECTORS = frozenset({"02b", "05", "06b", "07", "09", "10", "11"})
+"""Not those that count on a limit of processes or of memory: gVisor's own are the host's, for all of a sandbox at once,
+and a sandbox that meets them ends."""
 
 _MANAGER = """
 import asyncio, sys
@@ -50,6 +56,15 @@ async def opened(folder: Path) -> AsyncIterator[DockerBackend]:
     """Give a backend over the tests' daemon."""
     daemon = await asyncio.to_thread(docker_daemon.daemon)
     yield DockerBackend(folder, options(daemon))
+
+
+@asynccontextmanager
+async def opened_gvisor(folder: Path) -> AsyncIterator[DockerBackend]:
+    """Give a backend over the tests' daemon whose containers run in gVisor."""
+    if shutil.which("runsc") is None:
+        pytest.skip("not installed: runsc (Debian: runsc)")
+    daemon = await asyncio.to_thread(docker_daemon.daemon)
+    yield DockerBackend(folder, options(daemon, runtime="runsc", runtime_processes=128))
 
 
 def options(daemon: docker_daemon.Daemon, **changes: Any) -> DockerOptions:

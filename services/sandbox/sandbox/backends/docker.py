@@ -63,13 +63,13 @@ class DockerBackend:
         options: DockerOptions,
         *,
         clock: Callable[[], float] = time.time,
-        make_token: Callable[[], str] = lambda: uuid.uuid4().hex,
+        make_name: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
-        """Keeps its lock, its name and archives on their way in `state_dir`; `make_token` must be unguessable."""
+        """Keeps its lock, its name and archives on their way in `state_dir`."""
         self._folder = StateFolder(state_dir)
         self._options = options
         self._clock = clock
-        self._make_token = make_token
+        self._make_name = make_name
         self._engine = Engine(
             options.host, seconds=options.call_seconds, threads=options.parallel_calls
         )
@@ -183,7 +183,6 @@ class DockerBackend:
             box = self._box(spec, container, image_id, on_lost)
             self._boxes[container] = box
             await self._engine.call("start a container", self._engine.sdk.start, container)
-            box.note_started()
             if spec.snapshot is not None:
                 await box.restore(spec.snapshot)
             return box
@@ -214,10 +213,9 @@ class DockerBackend:
             engine=self._engine,
             killer=self._killer,
             files=ContainerFiles(self._engine, container, user, group, self._folder.path),
-            user=self._options.user,
+            user=user,
             writable=WRITABLE,
             can_wreck_root=self._options.writable_root,
-            make_token=self._make_token,
             remove=partial(self._remove_for_good, container),
             on_lost=on_lost,
         )
@@ -341,7 +339,7 @@ class DockerBackend:
 
     async def _problem(self) -> str:
         """Return what does not work with the killer that is set; nothing if all does."""
-        spec = BoxSpec(sandbox_id=f"probe-{self._make_token()[:12]}")
+        spec = BoxSpec(sandbox_id=f"probe-{self._make_name()[:12]}")
         try:
             box = await self.create(spec, lambda _: None)
         except Unavailable as error:

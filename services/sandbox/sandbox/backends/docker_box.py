@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 from sandbox.backends.docker_engine import Engine, Missing, Refused
 from sandbox.backends.docker_exec import EXIT_KILLED, GRACE_SECONDS, ContainerCommand
 from sandbox.backends.docker_files import ContainerFiles
-from sandbox.backends.docker_kill import SUPERVISOR, TOKEN_NAME, Killer
+from sandbox.backends.docker_kill import Killer
 from sandbox.backends.docker_wire import ExecStream
 from sandbox.backends.protocol import BoxLost
 from sandbox.rootfs import SHELL
@@ -29,6 +30,9 @@ from servicekit.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+COMMAND_GROUPS = range(30_000, 60_000)
+"""A group for each command of a sandbox, within what a daemon that maps users has."""
 
 KILL_SECONDS = 10.0
 """A command that was killed and does not end within this takes its sandbox with it."""
@@ -48,8 +52,9 @@ _LIST_BYTES = 8 * 1024 * 1024
 _LIST_SCRIPT = (
     'cd -- "$1" && for n in * .*; do [ -e "$n" ] || [ -L "$n" ] || continue; printf %s/ "$n"; done'
 )
-_EXIT_NOT_STARTED = 126
 _EXITS_NOT_STARTED = (126, 127)
+_NO_PROGRAM = ("executable file not found", "error finding executable")
+"""How runc and gVisor say it."""
 
 
 class DockerBox:
@@ -64,10 +69,9 @@ class DockerBox:
         engine: Engine,
         killer: Killer,
         files: ContainerFiles,
-        user: str,
+        user: int,
         writable: tuple[str, ...],
         can_wreck_root: bool,
-        make_token: Callable[[], str],
         remove: Callable[[], Awaitable[None]],
         on_lost: Callable[[str], None],
     ) -> None:
@@ -81,10 +85,9 @@ class DockerBox:
         self._user = user
         self._writable = writable
         self._can_wreck_root = can_wreck_root
-        self._make_token = make_token
+        self._groups = itertools.cycle(COMMAND_GROUPS)
         self._remove = remove
         self._on_lost = on_lost
-        self._born = 0.0
         self._running: set[ContainerCommand] = set()
         self._ended = asyncio.Event()
         """It is dead, or being destroyed."""
@@ -110,7 +113,7 @@ class DockerBox:
         self, command: Command, env: Mapping[str, str], emit: Callable[[Chunk], None] | None
     ) -> ExecOutcome:
         """Run a command; see `Box.run`."""
-        running = ContainerCommand(command, self._make_token(), emit, time.monotonic())
+        running = ContainerCommand(command, next(self._groups), emit, time.monotonic())
         self._running.add(running)
         task = asyncio.get_running_loop().create_task(self._run(running, env))
         self._keep(task)
@@ -171,10 +174,6 @@ class DockerBox:
             self._destroying = asyncio.get_running_loop().create_task(self._destroy())
         await asyncio.shield(self._destroying)
 
-    def note_started(self) -> None:
-        """Take in that the container runs, at the latest from this moment on."""
-        self._born = time.monotonic()
-
     def note_oom(self) -> None:
         """Take in that the kernel killed something in it for memory."""
         self._oom_kills += 1
@@ -207,7 +206,7 @@ class DockerBox:
             if state["Pid"]:
                 running.release_output()
                 return await self._judge(running, int(state["ExitCode"]), oom_kills)
-            return self._not_started(running, running.take_refusal())
+            return await self._not_started(running, int(state["ExitCode"] or 0))
         except (Refused, BoxLost) as error:
             return await self._after_death(running, error)
         finally:
@@ -226,11 +225,11 @@ class DockerBox:
             "create a command",
             self._engine.sdk.exec_create,
             self.container,
-            [*SUPERVISOR, *running.command.argv],
+            list(running.command.argv),
             stdin=True,
-            user=self._user,
+            user=f"{self._user}:{running.group}",
             workdir=running.command.working_dir,
-            environment={**env, TOKEN_NAME: running.token},
+            environment=dict(env),
         )
         return str(made["Id"])
 
@@ -244,7 +243,7 @@ class DockerBox:
         try:
             state = await self._wait_for_end(running, pumping, ending)
             if running.command.kill_survivors and running.killing is None:
-                await self._kill(running, orphans_from=running.begun - self._born)
+                await self._kill(running)
             if running.killing is not None:
                 await asyncio.shield(running.killing)
             await asyncio.wait({pumping}, timeout=GRACE_SECONDS)
@@ -299,15 +298,15 @@ class DockerBox:
             self._begin_kill(running)
 
     def _begin_kill(self, running: ContainerCommand) -> None:
-        running.killing = asyncio.get_running_loop().create_task(self._kill(running, None))
+        running.killing = asyncio.get_running_loop().create_task(self._kill(running))
         self._keep(running.killing)
 
-    async def _kill(self, running: ContainerCommand, orphans_from: float | None) -> None:
+    async def _kill(self, running: ContainerCommand) -> None:
         async with self._kill_turn:
             self._calm.clear()
             try:
                 await self._await_starts()
-                await self._killer.kill(self.container, running.token, orphans_from)
+                await self._killer.kill(self.container, running.group)
             except (Refused, Unavailable, TimeoutError) as error:
                 if not self._ended.is_set():
                     extra = {"id": self.sandbox_id, "error": str(error)}
@@ -336,12 +335,6 @@ class DockerBox:
     async def _judge(self, running: ContainerCommand, code: int, oom_before: int) -> ExecOutcome:
         if code == EXIT_KILLED and running.stop_reason is None and self._oom_kills == oom_before:
             await self._explain_kill()
-        if (
-            self._can_wreck_root
-            and code in _EXITS_NOT_STARTED
-            and not await self._files.exists(SHELL)
-        ):
-            running.stop_reason = Termination.SANDBOX_BROKEN_BY_WORKLOAD
         return running.outcome(code, self._oom_kills > oom_before)
 
     async def _explain_kill(self) -> None:
@@ -364,16 +357,22 @@ class DockerBox:
                 self.note_death()
                 self._raise_if_ended()
 
-    def _not_started(self, running: ContainerCommand, refusal: str) -> ExecOutcome:
+    async def _not_started(self, running: ContainerCommand, code: int) -> ExecOutcome:
         """Turn the engine's words about a command that it could not start into an outcome."""
+        refusal = running.take_refusal()
         if "resource temporarily unavailable" in refusal:
             running.stop_reason = running.stop_reason or Termination.PIDS_LIMIT
-        elif "chdir to cwd" not in refusal and running.stop_reason is None:
+            code = _EXITS_NOT_STARTED[0]
+        elif self._can_wreck_root and not await self._files.exists(SHELL):
+            running.stop_reason = Termination.SANDBOX_BROKEN_BY_WORKLOAD
+        elif any(words in refusal for words in _NO_PROGRAM):
+            code = _EXITS_NOT_STARTED[1]
+        elif code not in _EXITS_NOT_STARTED and running.stop_reason is None:
             raise Unavailable(
                 f"sandbox {self.sandbox_id}: the engine could not start a command: {refusal}"
             )
-        running.stderr.add(f"{running.command.working_dir}: {refusal}\n".encode())
-        return running.outcome(_EXIT_NOT_STARTED, oom_killed=False)
+        running.stderr.add(f"{running.command.argv[0]}: {refusal}\n".encode())
+        return running.outcome(code, oom_killed=False)
 
     async def _after_death(self, running: ContainerCommand, error: Exception) -> ExecOutcome:
         """Say what became of a command whose sandbox is gone, or that the engine refused."""

@@ -27,11 +27,11 @@ class ContainerCommand:
     """Reads a command's output and feeds its input; knows nothing of how it is killed."""
 
     def __init__(
-        self, command: Command, token: str, emit: Callable[[Chunk], None] | None, begun: float
+        self, command: Command, group: int, emit: Callable[[Chunk], None] | None, begun: float
     ) -> None:
-        """`token` marks it in the container; `begun` is a monotonic time."""
+        """`group` marks it in the container; `begun` is a monotonic time."""
         self.command = command
-        self.token = token
+        self.group = group
         self.begun = begun
         self.stop_reason: Termination | None = None
         self.killing: asyncio.Task[None] | None = None

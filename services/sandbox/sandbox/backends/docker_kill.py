@@ -1,13 +1,13 @@
 """Ending one command of a container with all it started, which the Docker API cannot do.
 
-Every command runs under the engine's own init (`docker-init -s`, mounted read-only), which takes in whatever its
-descendants leave behind, so everything that a command started stays below it whatever sessions it makes. The init is
-known by a random word in its environment, read only from processes whose parent is outside the container, which nobody
-inside can make. A workload that kills its own init ends its command by it, and what is left then counts as a survivor.
+Every command runs with a group of its own. Nothing that it starts can leave that group, whatever sessions it makes and
+whoever adopts it: changing a group needs a capability that nothing inside has. So what bears the group in /proc is the
+command's, and nothing else is.
 
-`Beside` does it from a second, pristine container in the same process namespace while the first is paused: the tree
-stands still, a full process limit does not matter, and no program that the workload may have replaced is run. `Within`
-runs the same script in the container, in rounds, for runtimes that keep process namespaces apart (gVisor, Kata).
+`Beside` kills it from a second, pristine container in the same process namespace while the first is paused: nothing
+moves meanwhile, a full process limit does not matter, and no program that the workload may have replaced is run.
+`Within` runs the same script in the container, in rounds, for runtimes that keep process namespaces apart (gVisor,
+Kata).
 """
 
 import asyncio
@@ -20,63 +20,28 @@ from servicekit.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-TOKEN_NAME = "SANDBOX_COMMAND"
-"""Environment variable that marks a command's init."""
-
 HELPER_MARK = "-kill-"
 """In the name of a helper's container, after the name of the one that it is for."""
 
-SUPERVISOR = ("/sbin/docker-init", "-s", "--")
-"""What every command is run under."""
-
 SCRIPT = r"""
-token=$1 offset=$2 rounds=$3
-slurp() {
-  text=
-  while IFS= read -r line || [ -n "$line" ]; do text="$text$line "; line=; done
-}
-look() {
-  table=
-  for folder in /proc/[0-9]*; do
-    text=; slurp 2>/dev/null <"$folder/stat" || continue
-    [ -n "$text" ] || continue
-    set -- ${text##*) }
-    [ "$1" = Z ] || table="$table ${folder#/proc/}:$2:${20}"
-    [ "$folder" = /proc/1 ] && birth=${20}
-  done
-}
-choose() {
-  doomed=" " spared=" "
-  for entry in $table; do
-    pid=${entry%%:*} rest=${entry#*:}
-    [ "${rest%:*}" = 0 ] && [ "$pid" != 1 ] || continue
-    text=; [ "$pid" = "$$" ] || slurp 2>/dev/null <"/proc/$pid/environ"
-    case "$text" in *"$token"*) doomed="$doomed$pid ";; *) spared="$spared$pid ";; esac
-  done
-  [ "$offset" = -1 ] || for entry in $table; do
-    rest=${entry#*:}
-    [ "${rest%:*}" = 1 ] && [ "${rest#*:}" -ge $((birth + offset)) ] && doomed="$doomed${entry%%:*} "
-  done
-  grown=1
-  while [ "$grown" = 1 ]; do
-    grown=0
-    for entry in $table; do
-      pid=${entry%%:*} rest=${entry#*:}
-      case "$doomed" in *" $pid "*) continue;; esac
-      case "$doomed" in *" ${rest%:*} "*) doomed="$doomed$pid "; grown=1;; esac
-    done
-  done
-}
+group=$1 rounds=$2
 while :; do
-  look; choose
-  [ "$doomed" = " " ] && exit 0
+  doomed=
+  for folder in /proc/[0-9]*; do
+    while read -r key first rest; do
+      case $key in
+        State:) [ "$first" = Z ] && break ;;
+        Gid:) [ "$first" = "$group" ] && doomed="$doomed ${folder#/proc/}"; break ;;
+      esac
+    done 2>/dev/null <"$folder/status"
+  done
+  [ -n "$doomed" ] || exit 0
   kill -9 $doomed 2>/dev/null
   rounds=$((rounds - 1))
   [ "$rounds" -gt 0 ] || exit 1
 done
 """
-"""POSIX shell, builtins only. Arguments: the word, from how many 1/100 s after the container's start on orphans die too
-(-1: none), rounds."""
+"""POSIX shell, builtins only. Arguments: the group, rounds."""
 
 _ROUNDS = 200
 _MEMORY_BYTES = 64 * 1024 * 1024
@@ -86,13 +51,8 @@ _MAX_PROCESSES = 16
 class Killer(Protocol):
     """Ends what a command started."""
 
-    async def kill(self, container: str, token: str, orphans_from: float | None) -> None:
-        """End the tree of a command, and with `orphans_from` what no command holds and that began later than that.
-
-        Args:
-            container: The container's name.
-            token: What marks the command.
-            orphans_from: Seconds since the container's start.
+    async def kill(self, container: str, group: int) -> None:
+        """End every process of a container that has a group.
 
         Raises:
             Refused, Unavailable: the daemon could not do it.
@@ -100,10 +60,9 @@ class Killer(Protocol):
         ...
 
 
-def arguments(token: str, orphans_from: float | None, rounds: int) -> list[str]:
+def arguments(group: int, rounds: int) -> list[str]:
     """Return the command line that runs the script."""
-    offset = -1 if orphans_from is None else max(0, int(orphans_from * 100))
-    return ["/bin/sh", "-c", SCRIPT, "sh", f"{TOKEN_NAME}={token}", str(offset), str(rounds)]
+    return ["/bin/sh", "-c", SCRIPT, "sh", str(group), str(rounds)]
 
 
 class Beside:
@@ -115,16 +74,16 @@ class Beside:
         self._options = options
         self._seconds = seconds
 
-    async def kill(self, container: str, token: str, orphans_from: float | None) -> None:
+    async def kill(self, container: str, group: int) -> None:
         """See `Killer.kill`."""
         engine, sdk = self._engine, self._engine.sdk
         found = await engine.call("inspect", sdk.inspect_container, container)
         limit = int(found["HostConfig"]["PidsLimit"])
-        helper = f"{container}{HELPER_MARK}{token[:8]}"
+        helper = f"{container}{HELPER_MARK}{group}"
         is_paused = True
         try:
             is_paused = await self._pause(container)
-            words = arguments(token, orphans_from, rounds=1 if is_paused else _ROUNDS)
+            words = arguments(group, rounds=1 if is_paused else _ROUNDS)
             await engine.call(
                 "create the killer",
                 sdk.create_container,
@@ -190,14 +149,14 @@ class Within:
         self._engine = engine
         self._user = user
 
-    async def kill(self, container: str, token: str, orphans_from: float | None) -> None:
+    async def kill(self, container: str, group: int) -> None:
         """See `Killer.kill`."""
         engine = self._engine
         made = await engine.call(
             "create the killer",
             engine.sdk.exec_create,
             container,
-            arguments(token, orphans_from, _ROUNDS),
+            arguments(group, _ROUNDS),
             user=self._user,
         )
         stream = await engine.start_exec(made["Id"])

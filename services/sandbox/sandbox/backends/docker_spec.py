@@ -117,7 +117,7 @@ class ContainerSpecs:
             shm_size=limits.shm_bytes,
             mem_limit=limits.memory_bytes,
             memswap_limit=limits.memory_bytes,
-            pids_limit=limits.max_processes + _KEEPER_PROCESSES,
+            pids_limit=limits.max_processes + _KEEPER_PROCESSES + options.runtime_processes,
             nano_cpus=int(cpus * 1e9),
             oom_score_adj=_OOM_SCORE,
             ulimits=[

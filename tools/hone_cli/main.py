@@ -14,6 +14,7 @@ from hone_cli.commands.init import init
 from hone_cli.commands.rollout import rollout
 from hone_cli.commands.runs import runs
 from hone_cli.commands.sft import sft
+from hone_cli.commands.stop import stop
 from hone_cli.commands.train import train
 from hone_cli.commands.up import up
 from hone_cli.errors import FAILED, INTERRUPTED, CliError
@@ -27,6 +28,7 @@ VERBS = (
     (train, "Train the agent on its rewards, or --resume."),
     (evaluate, "Measure a policy without training it."),
     (runs, "List runs, or show one."),
+    (stop, "Stop a run after the step under way."),
     (rollout, "Show one rollout, or list a run's rollouts."),
     (audit, "Check the invariants of a run's log."),
 )

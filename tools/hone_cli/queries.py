@@ -11,6 +11,7 @@ from hone.learner.v1 import learner_pb2
 from hone_cli.addresses import AddressBook
 from hone_cli.clients import console_client, learner_client
 from hone_cli.errors import USAGE, CliError
+from hone_cli.watching import LearnerSource
 from servicekit.errors import NotFound
 
 _MAX_PAGE = 500
@@ -47,6 +48,17 @@ async def get_run(run_id: str, book: AddressBook) -> learner_pb2.GetRunResponse:
             near = difflib.get_close_matches(run_id, [run.run_id for run in reply.runs], n=1)
             hint = f"; did you mean {near[0]}?" if near else "; `hone runs` lists them"
             raise CliError(f"there is no run {run_id}{hint}", USAGE) from error
+
+
+async def stop_run(run_id: str, book: AddressBook) -> learner_pb2.Run:
+    """Stops a run after the step under way and waits until it has stopped.
+
+    Raises:
+        CliError: no such run.
+    """
+    await get_run(run_id, book)
+    await LearnerSource(book).stop(run_id)
+    return (await get_run(run_id, book)).run
 
 
 async def run_counts(run_id: str, book: AddressBook) -> console_pb2.RunSummary | None:

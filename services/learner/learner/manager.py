@@ -204,7 +204,7 @@ class RunManager:
             )
         if self._active is not None:
             raise FailedPrecondition(
-                f"run {self._active[0]} has the learner; stop it or wait for its end",
+                f"run {self._active[0]} has the learner; wait for its end, or `hone stop` it",
                 reason="LEARNER_BUSY",
                 retryable=True,
             )

@@ -68,6 +68,13 @@ class DemoSuite:
         new = [run["run_id"] for run in self.ask("runs")["runs"] if run["run_id"] not in before]
         return str(new[0])
 
+    def stop_interrupted(self) -> None:
+        """Stops the run of an earlier demo that was interrupted: the learner, started anew, goes on with it."""
+        for run in self.ask("runs")["runs"]:
+            if run["state"] == "running":
+                print(f"an earlier demo was interrupted; stopping its run {run['run_id']}")
+                self.show("stop", run["run_id"])
+
     def rollouts(self, run_id: str) -> list[dict[str, Any]]:
         """Returns every rollout of a run."""
         return list(self.ask("rollout", "--run", run_id, "--limit", "100000")["rollouts"])
@@ -92,6 +99,7 @@ def demo_suite(folder: Path) -> Iterator[DemoSuite]:
     suite.show("up", "--detach")
     suite.seconds["starting the suite"] = time.monotonic() - began
     try:
+        suite.stop_interrupted()
         yield suite
     finally:
         print("\n== stopping the suite", flush=True)

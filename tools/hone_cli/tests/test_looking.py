@@ -265,6 +265,18 @@ def test_one_run_is_shown_with_steps_and_counts(suite: Any) -> None:
     assert suite.err == "hone: there is no run tiny-2; did you mean tiny-1?\n"
 
 
+def test_a_run_is_stopped_by_its_id(suite: Any) -> None:
+    suite.learner.runs["tiny-1"] = learner_pb2.Run(
+        run_id="tiny-1", state=learner_pb2.RUN_STATE_STOPPED, step=4
+    )
+    assert suite.hone("stop", "tiny-2") == 2
+    assert "did you mean tiny-1?" in suite.err
+    assert not suite.learner.stop_asked.is_set()
+    assert suite.hone("stop", "tiny-1") == 0
+    assert suite.learner.stop_asked.is_set()
+    assert suite.out == "run tiny-1 is stopped at step 4\n"
+
+
 def line(span_id: str, parent: str, start: float = 0.0) -> SpanLine:
     return SpanLine(
         trace_id="t",

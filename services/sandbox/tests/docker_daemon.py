@@ -127,6 +127,7 @@ def stop(made: Daemon) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(made.process.pid, signal.SIGKILL)
         made.process.wait()
+    _kill_what_is_left(made.folder)
     for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
         place = line.split()[4]
         if place.startswith(f"{made.folder}/"):
@@ -144,6 +145,36 @@ def _gvisor() -> dict[str, object]:
     program = shutil.which("runsc")
     arguments = ["--network=none", "--platform=ptrace"]
     return {"runsc": {"path": program, "runtimeArgs": arguments}} if program else {}
+
+
+def _kill_what_is_left(folder: Path) -> None:
+    """Kill the shims of a daemon that was killed, and what is in its control groups, until there is nothing."""
+    end = time.monotonic() + _STOP_SECONDS
+    while pids := _shims(folder) | _members(folder):
+        if time.monotonic() > end:
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)  # nothing tells when a control group is empty
+
+
+def _shims(folder: Path) -> set[int]:
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in Path(f"/proc/{name}/cmdline").read_bytes():
+                found.add(int(name))
+    return found
+
+
+def _members(folder: Path) -> set[int]:
+    found: set[int] = set()
+    for group in Path("/sys/fs/cgroup").glob(f"*/{folder.name}"):
+        for top, _, _ in os.walk(group):
+            with contextlib.suppress(OSError):
+                found |= set(map(int, Path(top, "cgroup.procs").read_text().split()))
+    return found
 
 
 def _run(folder: Path) -> "subprocess.Popen[bytes]":

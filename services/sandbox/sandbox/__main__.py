@@ -8,17 +8,17 @@ from hone.sandbox.v1 import sandbox_pb2_grpc
 
 from eventbus.nats_bus import NatsBus
 from sandbox.access import Gate
-from sandbox.assembly import fleet_of, plans_of, snapshots_of
 from sandbox.backends.table import BACKENDS
+from sandbox.figures.measures import Measures
+from sandbox.fleet.assembly import fleet_of, plans_of, snapshots_of
+from sandbox.fleet.reaper import tend
+from sandbox.fleet.records import Records
 from sandbox.manager import SandboxManager
-from sandbox.measures import Measures
 from sandbox.publisher import BusEvents, consume
-from sandbox.reaper import tend
-from sandbox.records import Records
 from sandbox.requests import Policy
 from sandbox.servicer import SERVICE_NAME, SandboxServicer
 from sandbox.settings import SandboxSettings
-from sandbox.spool import Spool
+from sandbox.storage.spool import Spool
 from sandbox.templates import load_templates
 from sandbox.transfers import Transfers
 from servicekit.errors import FailedPrecondition

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from sandbox.access import Gate, require_purpose
 from sandbox.backends.protocol import BackendInfo, BoxLost
-from sandbox.entry import Entry
-from sandbox.fleet import Fleet
+from sandbox.fleet.entry import Entry
+from sandbox.fleet.fleet import Fleet
 from sandbox.refusals import gone
 from sandbox.types import Caller, Cause, Feature
 from servicekit.errors import FailedPrecondition, NotFound, PermissionDenied

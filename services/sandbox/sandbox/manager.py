@@ -7,11 +7,11 @@ from dataclasses import replace
 from sandbox.access import Gate, require_operator, require_purpose
 from sandbox.backends.protocol import BackendInfo, BoxLost
 from sandbox.door import Door, check_owner, ended, require_feature
-from sandbox.entry import Created, Entry
-from sandbox.fleet import Fleet
-from sandbox.records import Records
+from sandbox.fleet.entry import Created, Entry
+from sandbox.fleet.fleet import Fleet
+from sandbox.fleet.records import Records
 from sandbox.refusals import snapshot_mismatch, stopping
-from sandbox.snapshots import SnapshotStore
+from sandbox.storage.snapshots import SnapshotStore
 from sandbox.types import (
     BoxFile,
     Caller,

@@ -11,9 +11,9 @@ from opentelemetry.context import Context
 from eventbus.bus import Delivery, EventBus
 from eventbus.envelope import new_envelope
 from sandbox import convert
-from sandbox.fleet import Fleet
-from sandbox.plans import Plans, RunNeeds
-from sandbox.records import SandboxRecord
+from sandbox.fleet.fleet import Fleet
+from sandbox.fleet.plans import Plans, RunNeeds
+from sandbox.fleet.records import SandboxRecord
 from sandbox.types import SandboxInfo
 from servicekit import attributes
 from servicekit.errors import Unavailable
@@ -30,7 +30,7 @@ TELL_SECONDS = 5.0
 
 
 class BusEvents:
-    """Keeps `sandbox.events.Events` over an event bus."""
+    """Keeps `sandbox.fleet.events.Events` over an event bus."""
 
     def __init__(self, bus: EventBus, tracer: trace.Tracer, clock: Callable[[], float]) -> None:
         """Publishes on `bus`."""

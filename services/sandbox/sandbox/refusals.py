@@ -1,6 +1,6 @@
 """What callers are told about sandboxes that are gone or will not be made."""
 
-from sandbox.records import SandboxRecord
+from sandbox.fleet.records import SandboxRecord
 from sandbox.types import BoxKey, Cause
 from servicekit.errors import FailedPrecondition, HoneError, NotFound, Unavailable
 

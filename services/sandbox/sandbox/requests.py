@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sandbox.files import check_path, shown
+from sandbox.storage.files import check_path, shown
 from sandbox.types import MIB, BoxFile, Command, CreateSpec, Limits, Template
 from servicekit.errors import InvalidArgument
 

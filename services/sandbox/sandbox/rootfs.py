@@ -2,7 +2,7 @@
 
 Nothing is downloaded and nothing of the host's /etc is shown. What a sandbox starts from is the same for all of a
 template: it is described by a plan (sent to the spawner with each create) and named by a digest (stamped on each
-rollout). Other roots are imported, see `sandbox.roots`.
+rollout). Other roots are imported, see `sandbox.backends.local.roots`.
 """
 
 import hashlib

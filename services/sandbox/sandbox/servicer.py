@@ -15,10 +15,10 @@ from opentelemetry import propagate, trace
 
 from eventbus.subjects import check_run_id
 from sandbox import convert
-from sandbox.files import check_folder, check_path
 from sandbox.manager import SandboxManager
 from sandbox.requests import MAX_FILE_BYTES, Policy, check_command, check_create, check_file
-from sandbox.snapshots import check_snapshot_id
+from sandbox.storage.files import check_folder, check_path
+from sandbox.storage.snapshots import check_snapshot_id
 from sandbox.transfers import Transfers
 from sandbox.types import Caller, Chunk, Command, ExecOutcome
 from servicekit import attributes

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import SettingsConfigDict
 
-from sandbox.backends.kubernetes_options import KubernetesOptions
+from sandbox.backends.kubernetes.options import KubernetesOptions
 from servicekit.settings import ServiceSettings
 
 

@@ -10,9 +10,9 @@ from typing import BinaryIO, TypeVar
 
 from sandbox.access import require_purpose
 from sandbox.door import Door
-from sandbox.files import write_all
-from sandbox.snapshots import Origin, Snapshot, SnapshotStore
-from sandbox.spool import Spool, room_is_ours
+from sandbox.storage.files import write_all
+from sandbox.storage.snapshots import Origin, Snapshot, SnapshotStore
+from sandbox.storage.spool import Spool, room_is_ours
 from sandbox.types import ArchiveEnd, Caller, Feature
 from servicekit.errors import DeadlineExceeded, HoneError, InvalidArgument, ResourceExhausted
 

@@ -24,9 +24,9 @@ import kubernetes_rows
 import pytest
 import remote_rows
 
-from sandbox.backends.local import LocalBackend
+from sandbox.backends.local.backend import LocalBackend
+from sandbox.backends.local.cgroups import CgroupsUnavailable, find_tree
 from sandbox.backends.protocol import Backend, Box
-from sandbox.cgroups import CgroupsUnavailable, find_tree
 from sandbox.types import Feature
 
 Census = frozenset[str]
@@ -214,7 +214,7 @@ def _local_row(name: str, *, control_groups: bool) -> Subject:
 
 @asynccontextmanager
 async def _state(folder: Path) -> AsyncIterator[Backend]:
-    from sandbox.backends.state import StateBackend
+    from sandbox.backends.state.backend import StateBackend
     from sandbox.settings import StateOptions
 
     yield StateBackend(folder, StateOptions())
@@ -222,7 +222,7 @@ async def _state(folder: Path) -> AsyncIterator[Backend]:
 
 @asynccontextmanager
 async def _optimistic(folder: Path) -> AsyncIterator[Backend]:
-    from sandbox.backends.optimistic import OptimisticBackend
+    from sandbox.backends.optimistic.backend import OptimisticBackend
     from sandbox.settings import OptimisticOptions
 
     # Alone in its environment each keeps the whole contract; what sharing does is tested in test_optimistic.py.
@@ -243,6 +243,7 @@ UNDER_TEST: dict[str, Subject] = {
         runs_programs=False,
     ),
     "optimistic": Subject(
+        is_slow=True,
         open=_optimistic,
         features=frozenset({Feature.FILES, Feature.ARCHIVES}),
         survivors=False,
@@ -250,6 +251,7 @@ UNDER_TEST: dict[str, Subject] = {
         lose=_kill_room,
     ),
     "remote": Subject(
+        is_slow=True,
         open=remote_rows.opened,
         vectors=remote_rows.VECTORS,
         lose=remote_rows.lose,
@@ -266,12 +268,14 @@ UNDER_TEST: dict[str, Subject] = {
         leave_remains=docker_rows.leave_remains,
     ),
     "docker-gvisor": Subject(
+        is_slow=True,
         open=docker_rows.opened_gvisor,
         vectors=docker_rows.GVISOR_VECTORS,
         lose=docker_rows.lose,
         census=docker_rows.census,
     ),
     "kubernetes": Subject(
+        is_slow=True,
         open=kubernetes_rows.opened,
         sees_processes=True,
         vectors=kubernetes_rows.VECTORS,

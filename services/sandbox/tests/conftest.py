@@ -12,19 +12,19 @@ import pytest
 from opentelemetry.metrics import Meter
 
 from sandbox.access import Gate
-from sandbox.admission import Admission, available_memory_bytes
-from sandbox.backends.local import LocalBackend
+from sandbox.backends.local.backend import LocalBackend
 from sandbox.backends.protocol import Backend, BackendInfo, BoxLost
-from sandbox.entry import Created
-from sandbox.fleet import Fleet
+from sandbox.figures.measures import Measures
+from sandbox.fleet.admission import Admission, available_memory_bytes
+from sandbox.fleet.entry import Created
+from sandbox.fleet.fleet import Fleet
+from sandbox.fleet.plans import Plans
+from sandbox.fleet.records import Records, SandboxRecord
+from sandbox.fleet.turns import Turns
 from sandbox.manager import SandboxManager
-from sandbox.measures import Measures
-from sandbox.plans import Plans
-from sandbox.records import Records, SandboxRecord
-from sandbox.snapshots import Snapshot, SnapshotStore
-from sandbox.spool import Spool
+from sandbox.storage.snapshots import Snapshot, SnapshotStore
+from sandbox.storage.spool import Spool
 from sandbox.transfers import Transfers
-from sandbox.turns import Turns
 from sandbox.types import (
     MIB,
     BoxFile,
@@ -48,6 +48,17 @@ from sandbox.types import (
 )
 from servicekit.errors import FailedPrecondition, Unavailable
 from servicekit.metrics import silent_meter
+
+SLOW_PLACES = ("kubernetes_backend", "remote", "test_docker.py", "test_local_files.py")
+"""Tests that start a cluster, a service or an engine first, or move much: they wait for the slow ones."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies in the slow places."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in SLOW_PLACES:
+            item.add_marker(pytest.mark.slow)
 
 
 class ToldEvents:

@@ -15,7 +15,7 @@ from typing import Any
 import docker_daemon
 import pytest
 
-from sandbox.backends.docker import DockerBackend
+from sandbox.backends.docker.backend import DockerBackend
 from sandbox.settings import DockerOptions
 
 VECTORS = frozenset({"01", "02b", "03", "04", "04b", "04c", "05", "06", "06b", "07", "07b", "09"})
@@ -30,7 +30,7 @@ and a sandbox that meets them ends. Nor the FIFO of 09, which is in gVisor alone
 _MANAGER = """
 import asyncio, sys
 from pathlib import Path
-from sandbox.backends.docker import DockerBackend
+from sandbox.backends.docker.backend import DockerBackend
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.settings import DockerOptions
 from sandbox.types import BoxSpec, Command

@@ -16,8 +16,8 @@ import pytest
 from fake_kubernetes import container
 from fake_kubernetes.cluster import FakeCluster, running_cluster
 
-from sandbox.backends.kubernetes import KubernetesBackend
-from sandbox.backends.kubernetes_options import KubernetesOptions
+from sandbox.backends.kubernetes.backend import KubernetesBackend
+from sandbox.backends.kubernetes.options import KubernetesOptions
 
 VECTORS = frozenset({"02b", "05", "06", "06b", "07", "07b", "09", "10"})
 """Not the rows of what a node's runtime and network do, of which the tests have none: control groups (01, 01b, 03, 04*,
@@ -27,8 +27,8 @@ belongs to root. `kubernetes_backend/` has what holds instead."""
 _MANAGER = """
 import asyncio, random, sys
 from pathlib import Path
-from sandbox.backends.kubernetes import KubernetesBackend
-from sandbox.backends.kubernetes_options import KubernetesOptions
+from sandbox.backends.kubernetes.backend import KubernetesBackend
+from sandbox.backends.kubernetes.options import KubernetesOptions
 from sandbox.types import BoxSpec
 
 async def main():

@@ -11,7 +11,7 @@ import hostile_cases
 import pytest
 from remote_service import API_KEY, FakeService, running_service
 
-from sandbox.backends.remote import RemoteBackend
+from sandbox.backends.remote.backend import RemoteBackend
 from sandbox.settings import RemoteOptions
 from sandbox.types import BoxSpec
 from servicekit.errors import FailedPrecondition

@@ -21,8 +21,8 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from sandbox.backends.local import LocalBackend
-from sandbox.backends.local_box import LocalBox
+from sandbox.backends.local.backend import LocalBackend
+from sandbox.backends.local.box import LocalBox
 from sandbox.backends.protocol import BoxLost
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import MIB, BoxFile, BoxSpec, Command, Limits

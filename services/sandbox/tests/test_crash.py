@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.backends.local import LocalBackend
+from sandbox.backends.local.backend import LocalBackend
 from sandbox.types import Caller, Cause, Command, Role
 from servicekit.errors import NotFound, Unavailable
 
@@ -20,13 +20,13 @@ NUM_SANDBOXES = 20
 MANAGER = """
 import asyncio, itertools, json, sys, time
 from pathlib import Path
-from sandbox.admission import Admission
-from sandbox.backends.local import LocalBackend
-from sandbox.fleet import Fleet
-from sandbox.measures import Measures
-from sandbox.plans import Plans
-from sandbox.records import Records
-from sandbox.turns import Turns
+from sandbox.fleet.admission import Admission
+from sandbox.backends.local.backend import LocalBackend
+from sandbox.fleet.fleet import Fleet
+from sandbox.figures.measures import Measures
+from sandbox.fleet.plans import Plans
+from sandbox.fleet.records import Records
+from sandbox.fleet.turns import Turns
 from sandbox.types import BoxKey, Command, CreateSpec, Limits, Purpose, Template
 from servicekit.metrics import silent_meter
 

@@ -11,15 +11,15 @@ import docker_rows
 import pytest
 import pytest_asyncio
 
-from sandbox.archives import Member, MemberKind
 from sandbox.backends import container_archives
-from sandbox.backends.docker import DockerBackend
-from sandbox.backends.docker_box import COMMAND_GROUPS
-from sandbox.backends.docker_spec import DEADLINE_LABEL, ID_LABEL, MANAGER_LABEL
+from sandbox.backends.docker.backend import DockerBackend
+from sandbox.backends.docker.box import COMMAND_GROUPS
+from sandbox.backends.docker.spec import DEADLINE_LABEL, ID_LABEL, MANAGER_LABEL
 from sandbox.backends.manager_name import ManagerName
 from sandbox.backends.protocol import BoxLost
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.settings import DockerOptions
+from sandbox.storage.archives import Member, MemberKind
 from sandbox.types import (
     MIB,
     BoxFile,

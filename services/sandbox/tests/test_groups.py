@@ -12,17 +12,17 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox.backends.local import LocalBackend
+from sandbox.backends.local.backend import LocalBackend
+from sandbox.backends.local.cgroups import CgroupsUnavailable, Tree, find_tree
 from sandbox.backends.protocol import BoxLost
-from sandbox.cgroups import CgroupsUnavailable, Tree, find_tree
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import MIB, BoxSpec, Command, Limits, Termination
 
 MANAGER = """
 import asyncio, sys
 from pathlib import Path
-from sandbox.backends.local import LocalBackend
-from sandbox.cgroups import Tree
+from sandbox.backends.local.backend import LocalBackend
+from sandbox.backends.local.cgroups import Tree
 from sandbox.types import BoxSpec
 
 async def main():

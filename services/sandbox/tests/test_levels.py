@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from hostile_cases import BY_DESIGN, CASES
 
-from sandbox.cgroups import CgroupsUnavailable, find_tree
+from sandbox.backends.local.cgroups import CgroupsUnavailable, find_tree
 
 NOBODY = 65534
 HERE = Path(__file__).parent

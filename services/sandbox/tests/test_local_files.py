@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sandbox.backends.local import LocalBackend
+from sandbox.backends.local.backend import LocalBackend
 from sandbox.types import MIB, Cause, FileKind, Limits, Purpose, Template
 from servicekit.errors import (
     FailedPrecondition,

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from sandbox.alerts import Alarms
-from sandbox.measures import Measures
+from sandbox.figures.alerts import Alarms
+from sandbox.figures.measures import Measures
 from sandbox.types import BoxKey, Caller, Cause, Command, Purpose, Role, SandboxInfo
 from servicekit.metrics import CallEnd, silent_meter
 
@@ -46,7 +46,7 @@ def said(caplog) -> list[tuple[str, float, float]]:
     found = [
         (record.getMessage(), record.figure, record.threshold)
         for record in caplog.records
-        if record.name == "sandbox.alerts"
+        if record.name == "sandbox.figures.alerts"
     ]
     caplog.clear()
     return found

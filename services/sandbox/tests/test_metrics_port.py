@@ -21,7 +21,7 @@ from service_process import Service, control_groups
 from eventbus.envelope import new_envelope
 from eventbus.nats_bus import NatsBus
 from eventbus.testing import nats_server
-from sandbox import alerts
+from sandbox.figures import alerts
 from servicekit.errors import PermissionDenied, ResourceExhausted
 
 __all__ = ["nats_server"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sandbox.backends.local import LocalBackend
-from sandbox.backends.optimistic import OptimisticBackend
-from sandbox.backends.state import StateBackend
+from sandbox.backends.local.backend import LocalBackend
+from sandbox.backends.optimistic.backend import OptimisticBackend
+from sandbox.backends.state.backend import StateBackend
 from sandbox.settings import OptimisticOptions, SandboxSettings, StateOptions
 from sandbox.types import MIB, Cause, Limits, Purpose, Termination
 from servicekit.errors import FailedPrecondition, NotFound

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.cgroups import CgroupsUnavailable, find_tree
-from sandbox.files import check_path
+from sandbox.backends.local.cgroups import CgroupsUnavailable, find_tree
+from sandbox.fleet.records import Records, SandboxRecord
 from sandbox.output import CappedOutput
-from sandbox.records import Records, SandboxRecord
 from sandbox.requests import Policy, check_create, fill_limits
 from sandbox.rootfs import plan_host_root
 from sandbox.spawner import seccomp, wire
+from sandbox.storage.files import check_path
 from sandbox.types import BoxKey, Cause, CreateSpec, Limits, Purpose
 from servicekit.errors import InvalidArgument
 

@@ -9,7 +9,7 @@ from hone.events.v1 import events_pb2
 
 from eventbus.envelope import new_envelope
 from eventbus.memory_bus import MemoryBus
-from sandbox.plans import Plans, RunNeeds
+from sandbox.fleet.plans import Plans, RunNeeds
 from sandbox.publisher import consume
 
 USES = RunNeeds(uses_sandboxes=True, template="")

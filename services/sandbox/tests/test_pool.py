@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sandbox.backends.protocol import BackendInfo
-from sandbox.records import Records
+from sandbox.fleet.records import Records
 from sandbox.types import MIB, BoxFile, Caller, Cause, Feature, Limits, Purpose, Role, Template
 from servicekit.errors import ResourceExhausted, Unavailable
 

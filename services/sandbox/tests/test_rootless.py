@@ -16,7 +16,7 @@ GROUP = 12345
 SCRIPT = """
 import asyncio, json, shutil, subprocess, sys, tempfile
 from pathlib import Path
-from sandbox.backends.local import LocalBackend
+from sandbox.backends.local.backend import LocalBackend
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import BoxFile, BoxSpec, Command, Limits, Template
 from servicekit.errors import FailedPrecondition

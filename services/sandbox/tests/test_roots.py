@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.backends.local import LocalBackend
+from sandbox.backends.local.backend import LocalBackend
+from sandbox.backends.local.roots import Roots, digest_of
 from sandbox.rootfs import DEFAULT_ENV
-from sandbox.roots import Roots, digest_of
 from sandbox.types import (
     MIB,
     BoxFile,

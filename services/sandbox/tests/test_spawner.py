@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.cgroups import find_tree
+from sandbox.backends.local.cgroups import find_tree
 
 FORK = """
 import os, sys

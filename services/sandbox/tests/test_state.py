@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.backends.state import StateBackend
-from sandbox.backends.state_box import StateBox
+from sandbox.backends.state.backend import StateBackend
+from sandbox.backends.state.box import StateBox
 from sandbox.settings import StateOptions
 from sandbox.types import MIB, BoxFile, BoxSpec, Chunk, Command, ExecOutcome, Limits, Template
 from sandbox.types import Termination as End

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.spool import room_is_ours
+from sandbox.storage.spool import room_is_ours
 from sandbox.types import ArchiveEnd, Caller, Cause, Purpose, Role
 from servicekit.errors import (
     AlreadyExists,

@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from sandbox.admission import Admission
-from sandbox.rates import Gaps, Window
-from sandbox.turns import Turns
+from sandbox.figures.rates import Gaps, Window
+from sandbox.fleet.admission import Admission
+from sandbox.fleet.turns import Turns
 from servicekit.errors import ResourceExhausted
 
 

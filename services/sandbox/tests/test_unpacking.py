@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.archives import MemberKind, TarReader, TarWriter
-from sandbox.packing import ExactPacker, Packer
-from sandbox.trees import Stopped
-from sandbox.unpacking import Restorer, Unpacker
+from sandbox.storage.archives import MemberKind, TarReader, TarWriter
+from sandbox.storage.packing import ExactPacker, Packer
+from sandbox.storage.trees import Stopped
+from sandbox.storage.unpacking import Restorer, Unpacker
 from servicekit.errors import DataLoss, FailedPrecondition, InvalidArgument
 
 OWN_ID = os.getuid()
@@ -213,6 +213,7 @@ def deep_place(place) -> Iterator[Place]:
     subprocess.run(["rm", "-rf", place.inside / "d"], check=True)
 
 
+@pytest.mark.slow
 def test_folders_nest_as_deep_as_paths_go(deep_place):
     place = deep_place
     path = "d/" * 2000

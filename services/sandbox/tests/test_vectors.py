@@ -18,7 +18,7 @@ from backends_under_test import UNDER_TEST
 from hostile_cases import CASES, DoesNotHold
 from rig import running_rig
 
-from sandbox.backends.local import LocalBackend
+from sandbox.backends.local.backend import LocalBackend
 from sandbox.types import Cause, Termination
 from servicekit.errors import DeadlineExceeded, HoneError, ResourceExhausted
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from sandbox.cgroups import BoxCgroup, Cgroups, find_tree
+from sandbox.backends.local.cgroups import BoxCgroup, Cgroups, find_tree
 from support.embedded import LIMITS
 
 _ROOT_LINKS = ("bin", "sbin", "lib", "lib64")

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sandbox.backends.local import LocalBackend
-from sandbox.backends.local_box import LocalBox
+from sandbox.backends.local.backend import LocalBackend
+from sandbox.backends.local.box import LocalBox
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import BoxSpec, Command, Limits, Termination
 from support.service import DISK_BYTES, MEMORY_BYTES

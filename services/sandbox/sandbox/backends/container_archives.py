@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from sandbox.archives import Member, MemberKind, TarReader, TarWriter
+from sandbox.storage.archives import Member, MemberKind, TarReader, TarWriter
 from servicekit.errors import InvalidArgument
 
 MAX_MEMBERS = 1_000_000

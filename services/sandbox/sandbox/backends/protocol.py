@@ -1,6 +1,6 @@
 """What a way to make sandboxes must offer. The domain knows these two protocols and nothing of what is behind them.
 
-To add a backend: one file beside `local.py`, one line in `sandbox.backends.table.BACKENDS`, and the tests of
+To add a backend: one package beside `local`, one line in `sandbox.backends.table.BACKENDS`, and the tests of
 `tests/test_vectors.py` must pass on it.
 """
 

@@ -7,7 +7,7 @@ from sandbox.settings import SandboxSettings
 
 
 def _local(settings: SandboxSettings) -> Backend:
-    from sandbox.backends.local import LocalBackend
+    from sandbox.backends.local.backend import LocalBackend
     from sandbox.rootfs import HOST_ROOT
     from sandbox.templates import load_templates
 
@@ -19,19 +19,19 @@ def _local(settings: SandboxSettings) -> Backend:
 def _remote(settings: SandboxSettings) -> Backend:
     import random
 
-    from sandbox.backends.remote import RemoteBackend
+    from sandbox.backends.remote.backend import RemoteBackend
 
     return RemoteBackend(settings.data_dir, settings.remote, random_source=random.Random())
 
 
 def _state(settings: SandboxSettings) -> Backend:
-    from sandbox.backends.state import StateBackend
+    from sandbox.backends.state.backend import StateBackend
 
     return StateBackend(settings.data_dir, settings.state)
 
 
 def _docker(settings: SandboxSettings) -> Backend:
-    from sandbox.backends.docker import DockerBackend
+    from sandbox.backends.docker.backend import DockerBackend
 
     return DockerBackend(settings.data_dir, settings.docker)
 
@@ -39,13 +39,13 @@ def _docker(settings: SandboxSettings) -> Backend:
 def _kubernetes(settings: SandboxSettings) -> Backend:
     import random
 
-    from sandbox.backends.kubernetes import KubernetesBackend
+    from sandbox.backends.kubernetes.backend import KubernetesBackend
 
     return KubernetesBackend(settings.data_dir, settings.kubernetes, rng=random.Random())
 
 
 def _optimistic(settings: SandboxSettings) -> Backend:
-    from sandbox.backends.optimistic import OptimisticBackend
+    from sandbox.backends.optimistic.backend import OptimisticBackend
 
     options = settings.optimistic
     return OptimisticBackend(BACKENDS[options.inner](settings), settings.data_dir, options)

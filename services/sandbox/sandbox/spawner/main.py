@@ -1,8 +1,9 @@
 """The spawner: one single-threaded process that forks a keeper per sandbox and does nothing else.
 
-Started by `sandbox.backends.spawner_process` with an isolated interpreter (`python -I -S`), an empty environment and
-one socket. It exists so that sandboxes are forked from a process that is small, has no threads (a parent death
-signal follows the thread that forked) and holds no secrets. It ends when the manager's side of its socket closes.
+Started by `sandbox.backends.local.spawner_process` with an isolated interpreter (`python -I -S`), an empty
+environment and one socket. It exists so that sandboxes are forked from a process that is small, has no threads (a
+parent death signal follows the thread that forked) and holds no secrets. It ends when the manager's side of its
+socket closes.
 
 For an ordinary user it lives in a user namespace of its own, in which it is root.
 """

@@ -45,10 +45,9 @@ def _lay_over(base: str, uid: int, rootless: bool) -> int:
     # By its descriptor, because a path may hold what means something among mount options.
     lower = os.open(base, os.O_PATH | os.O_DIRECTORY)
     options = f"lowerdir=/proc/self/fd/{lower},upperdir=upper,workdir=work,xino=on"
-    # The upper layer is saved and restored on its own (snapshots), so it must not refer to the base.
-    options += ",redirect_dir=off,metacopy=off"
-    if rootless:
-        options += ",userxattr"  # trusted.* attributes are not an ordinary user's to write
+    # The upper layer is saved and restored on its own (snapshots), so it must not refer to the base. An ordinary
+    # user's (trusted.* attributes are not theirs to write) cannot, and the kernel refuses to be told so.
+    options += ",userxattr" if rootless else ",redirect_dir=off,metacopy=off"
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     syscalls.mount("overlay", "root", "overlay", flags, options)
     os.close(lower)

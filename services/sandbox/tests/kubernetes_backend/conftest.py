@@ -10,9 +10,9 @@ import pytest
 from fake_kubernetes import container
 from fake_kubernetes.cluster import FakeCluster, running_cluster
 
-from sandbox.backends.kubernetes import KubernetesBackend
-from sandbox.backends.kubernetes_box import KubernetesBox
-from sandbox.backends.kubernetes_options import KubernetesOptions
+from sandbox.backends.kubernetes.backend import KubernetesBackend
+from sandbox.backends.kubernetes.box import KubernetesBox
+from sandbox.backends.kubernetes.options import KubernetesOptions
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import (
     MIB,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.backends.kubernetes_agent import AgentClient, AgentLost
-from sandbox.backends.kubernetes_box import KubernetesBox
-from sandbox.backends.kubernetes_status import State, Verdict
+from sandbox.backends.kubernetes.agent import AgentClient, AgentLost
+from sandbox.backends.kubernetes.box import KubernetesBox
+from sandbox.backends.kubernetes.status import State, Verdict
 from sandbox.pod_agent import bundle
 from sandbox.types import BoxFile, Termination
 from servicekit.errors import HoneError

@@ -6,8 +6,8 @@ import pytest
 from fake_kubernetes.cluster import NAMESPACE, running_cluster
 from fake_kubernetes.kubelet import Plan
 
-from sandbox.backends import kubernetes_objects as objects
-from sandbox.backends.kubernetes_agent import AgentClient, AgentLost
+from sandbox.backends.kubernetes import objects
+from sandbox.backends.kubernetes.agent import AgentClient, AgentLost
 from sandbox.types import Feature, Limits, Template
 from servicekit.errors import FailedPrecondition, Unavailable
 

@@ -7,7 +7,7 @@ import pytest
 from fake_kubernetes.cluster import NAMESPACE
 from fake_kubernetes.faults import Fault
 
-from sandbox.backends import kubernetes_objects as objects
+from sandbox.backends.kubernetes import objects
 from servicekit.errors import FailedPrecondition
 
 

@@ -6,8 +6,8 @@ import pytest
 from fake_kubernetes.faults import Fault
 from fake_kubernetes.kubelet import Plan
 
-from sandbox.backends import kubernetes_objects as objects
-from sandbox.backends.kubernetes_api import PODS, ApiStatus, Cluster
+from sandbox.backends.kubernetes import objects
+from sandbox.backends.kubernetes.api import PODS, ApiStatus, Cluster
 from sandbox.backends.protocol import BoxLost
 from sandbox.types import Owner, Purpose, Termination
 from servicekit.errors import FailedPrecondition, ResourceExhausted, Unavailable

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from sandbox.backends import kubernetes_objects as objects
+from sandbox.backends.kubernetes import objects
 
 
 @pytest.fixture

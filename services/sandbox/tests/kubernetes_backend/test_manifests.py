@@ -7,9 +7,9 @@ import yaml
 from fake_kubernetes import rules, schemas
 from fake_kubernetes.cluster import NAMESPACE, running_cluster
 
-from sandbox.backends import kubernetes_objects as objects
-from sandbox.backends.kubernetes_claims import CLAIMS, POOLS, TEMPLATES
-from sandbox.backends.kubernetes_options import KubernetesOptions
+from sandbox.backends.kubernetes import objects
+from sandbox.backends.kubernetes.claims import CLAIMS, POOLS, TEMPLATES
+from sandbox.backends.kubernetes.options import KubernetesOptions
 from sandbox.settings import SandboxSettings
 from sandbox.types import Owner, Purpose, Template
 

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from sandbox.backends.kubernetes_api import ApiStatus, ApiUnreachable
-from sandbox.backends.kubernetes_errors import typed
-from sandbox.backends.kubernetes_pace import Pace
-from sandbox.backends.kubernetes_status import State, judge
+from sandbox.backends.kubernetes.api import ApiStatus, ApiUnreachable
+from sandbox.backends.kubernetes.errors import typed
+from sandbox.backends.kubernetes.pace import Pace
+from sandbox.backends.kubernetes.status import State, judge
 from servicekit.errors import FailedPrecondition, ResourceExhausted, Unavailable
 
 

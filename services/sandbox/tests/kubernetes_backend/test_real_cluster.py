@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.backends.kubernetes import KubernetesBackend
-from sandbox.backends.kubernetes_options import KubernetesOptions
+from sandbox.backends.kubernetes.backend import KubernetesBackend
+from sandbox.backends.kubernetes.options import KubernetesOptions
 from sandbox.types import BoxSpec, Owner, Purpose, Template, Termination
 
 from .conftest import LIMITS, Shell

@@ -9,10 +9,10 @@ from fake_kubernetes import rules
 from fake_kubernetes.cluster import NAMESPACE, running_cluster
 from fake_kubernetes.selectors import by_labels
 
-from sandbox.backends import kubernetes_objects as objects
-from sandbox.backends.kubernetes_api import PODS, ApiStatus, Cluster
-from sandbox.backends.kubernetes_objects import Manager
-from sandbox.backends.kubernetes_options import KubernetesOptions
+from sandbox.backends.kubernetes import objects
+from sandbox.backends.kubernetes.api import PODS, ApiStatus, Cluster
+from sandbox.backends.kubernetes.objects import Manager
+from sandbox.backends.kubernetes.options import KubernetesOptions
 from sandbox.types import BoxSpec, Owner, Purpose
 
 MANAGER = Manager(instance="abc", name="hone-abc-1", lease_uid="6f0e-uid")

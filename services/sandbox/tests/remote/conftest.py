@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from remote_service import API_KEY, FakeService, running_service
 
-from sandbox.backends.remote import RemoteBackend
+from sandbox.backends.remote.backend import RemoteBackend
 from sandbox.settings import RemoteOptions
 from servicekit.errors import FailedPrecondition
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from sandbox.backends.protocol import BoxLost
-from sandbox.backends.remote_box import RemoteBox
+from sandbox.backends.remote.box import RemoteBox
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import MIB, BoxFile, BoxSpec, Chunk, Command, ExecOutcome, FileKind, Stream
 from sandbox.types import Termination as End

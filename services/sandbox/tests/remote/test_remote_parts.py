@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from sandbox.backends import remote_shell as shell
-from sandbox.backends.remote_pacing import TokenBucket
+from sandbox.backends.remote import shell
+from sandbox.backends.remote.pacing import TokenBucket
 from sandbox.types import FileKind
 
 

@@ -13,8 +13,8 @@ import pytest
 from remote_service import API_KEY, FakeService, Fault, running_service
 
 from sandbox.backends.protocol import Backend
-from sandbox.backends.remote import RemoteBackend
-from sandbox.backends.remote_box import RemoteBox
+from sandbox.backends.remote.backend import RemoteBackend
+from sandbox.backends.remote.box import RemoteBox
 from sandbox.settings import RemoteOptions
 from sandbox.types import BoxSpec, Command, Owner, Purpose, Template
 from servicekit.errors import FailedPrecondition, HoneError, ResourceExhausted, Unavailable

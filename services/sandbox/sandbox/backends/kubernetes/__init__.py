@@ -1,0 +1,1 @@
+"""Pods of a cluster."""

@@ -1,0 +1,1 @@
+"""The embedded backend: Linux namespaces and control groups on this machine."""

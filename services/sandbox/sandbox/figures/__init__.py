@@ -1,0 +1,1 @@
+"""What the service counts, and when it raises an alarm."""

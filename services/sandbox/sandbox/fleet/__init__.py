@@ -1,0 +1,1 @@
+"""Every sandbox of this manager: made, pooled, leased and destroyed."""

@@ -1,0 +1,31 @@
+"""The clock of the service: fills the pool, ends what expired, removes what is nobody's, tells what was not told."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from sandbox.fleet.fleet import Fleet
+
+REAP_SECONDS = 10.0
+SWEEP_SECONDS = 1.0
+
+
+async def tend(
+    fleet: Fleet,
+    stop: asyncio.Event,
+    *,
+    sweep_seconds: float = SWEEP_SECONDS,
+    reap_seconds: float = REAP_SECONDS,
+) -> None:
+    """Look after the fleet until `stop` is set."""
+    await asyncio.gather(
+        _every(sweep_seconds, fleet.expire, stop), _every(reap_seconds, fleet.reap, stop)
+    )
+
+
+async def _every(seconds: float, act: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        try:
+            async with asyncio.timeout(seconds):
+                await stop.wait()
+        except TimeoutError:
+            await act()

@@ -138,7 +138,9 @@ def test_an_archive_that_is_cut_off_or_changed_is_refused_or_read_but_breaks_not
     assert refused > 100
 
 
-@pytest.mark.parametrize("data", [b"", b"x", b"hello world" * 100, gzip.compress(b"no tar", mtime=0)])
+@pytest.mark.parametrize(
+    "data", [b"", b"x", b"hello world" * 100, gzip.compress(b"no tar", mtime=0)]
+)
 def test_what_is_no_archive_is_refused(data):
     with pytest.raises(InvalidArgument, match="archive"):
         _read(data)

@@ -21,7 +21,9 @@ part() { # name, interpreter, pytest arguments
 	"$2" -m pytest -q --junitxml="$out/$1.xml" --durations=5 "${@:3}" || failed=1
 }
 part unit $bin/python libs services tools -n 2 -m "not slow and not model"
-part slow $bin/python libs services tools -m "slow or model"
+[ "${CI:-}" != true ] || tools/make/setup_engines.sh
+part slow $bin/python libs services tools -m "slow or model" --ignore services/sandbox
+part sandboxes $bin/python services/sandbox -n 2 --dist loadfile -m slow
 part together $bin/python tests
 part vllm .venv-vllm/bin/python services/rollout -m vllm
 

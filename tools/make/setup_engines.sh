@@ -2,14 +2,15 @@
 # Installs what sandboxes are tested over beside the kernel's own namespaces; tests skip what is not there. For CI: it
 # changes the machine, so it asks for root and Debian and otherwise says what it leaves out.
 set -euo pipefail
-packages=(bubblewrap busybox-static docker.io kubernetes-client prometheus runsc)
+declare -A programs=([bubblewrap]=bwrap [busybox-static]=busybox [docker.io]=dockerd [kubernetes-client]=kubectl
+	[prometheus]=promtool [runsc]=runsc)
+missing=()
+for package in "${!programs[@]}"; do command -v "${programs[$package]}" >/dev/null || missing+=("$package"); done
+[ ${#missing[@]} -gt 0 ] || exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-	echo "not installed, their tests are skipped: ${packages[*]} (needs root and apt-get)"
+	echo "not installed, their tests are skipped: ${missing[*]} (needs root and apt-get)"
 	exit 0
 fi
-missing=()
-for package in "${packages[@]}"; do dpkg -s "$package" >/dev/null 2>&1 || missing+=("$package"); done
-[ ${#missing[@]} -gt 0 ] || exit 0
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
 log=$(mktemp)

@@ -8,6 +8,8 @@ import pytest
 from sandbox.figures.rates import Gaps, Window
 from sandbox.fleet.admission import Admission
 from sandbox.fleet.turns import Turns
+from sandbox.settings import SandboxSettings
+from sandbox.types import MIB, Limits
 from servicekit.errors import ResourceExhausted
 
 
@@ -185,6 +187,19 @@ def test_really_free_memory_is_looked_at(clock):
         admission.reserve(1)
     free = 100
     admission.reserve(1)
+
+
+def test_the_defaults_admit_500_sandboxes_on_a_machine_of_24_gib(clock):
+    settings, machine = SandboxSettings(), 24 << 30
+    admission = Admission(
+        max_sandboxes=settings.max_sandboxes,
+        memory_budget_bytes=int(settings.memory_overcommit * machine),
+        reserve_bytes=settings.reserve_mib * MIB,
+        available_bytes=lambda: 1 << 30,
+        clock=clock,
+    )
+    for _ in range(500):
+        admission.reserve(Limits().memory_bytes)
 
 
 def test_a_window_forgets_what_is_too_old(clock):

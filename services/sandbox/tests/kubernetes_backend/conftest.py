@@ -10,8 +10,8 @@ import pytest
 from fake_kubernetes import container
 from fake_kubernetes.cluster import FakeCluster, running_cluster
 
+from sandbox.backends.agent_box import AgentBox
 from sandbox.backends.kubernetes.backend import KubernetesBackend
-from sandbox.backends.kubernetes.box import KubernetesBox
 from sandbox.backends.kubernetes.options import KubernetesOptions
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import (
@@ -43,7 +43,7 @@ class Clock:
 class Shell:
     """A box with the calls that tests make of it."""
 
-    box: KubernetesBox
+    box: AgentBox
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     async def run(self, *argv: str, **changes: object) -> ExecOutcome:

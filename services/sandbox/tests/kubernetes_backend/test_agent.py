@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.backends.kubernetes.agent import AgentClient, AgentLost
-from sandbox.backends.kubernetes.box import KubernetesBox
-from sandbox.backends.kubernetes.status import State, Verdict
+from sandbox.backends.agent_box import AgentBox
+from sandbox.backends.agent_client import AgentClient, AgentLost
+from sandbox.backends.verdict import State, Verdict
 from sandbox.pod_agent import bundle
 from sandbox.types import BoxFile, Termination
 from servicekit.errors import HoneError
@@ -71,14 +71,14 @@ async def _listens(host: str) -> bool:
     return True
 
 
-def _box(agent: AgentClient) -> KubernetesBox:
+def _box(agent: AgentClient) -> AgentBox:
     async def nothing(*_: object) -> None:
         return None
 
     async def look() -> Verdict:
         return Verdict(state=State.READY)
 
-    return KubernetesBox(
+    return AgentBox(
         "sbx",
         name="sbx",
         rootfs_digest="",

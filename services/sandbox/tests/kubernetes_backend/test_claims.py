@@ -6,8 +6,8 @@ import pytest
 from fake_kubernetes.cluster import NAMESPACE, running_cluster
 from fake_kubernetes.kubelet import Plan
 
+from sandbox.backends.agent_client import AgentClient, AgentLost
 from sandbox.backends.kubernetes import objects
-from sandbox.backends.kubernetes.agent import AgentClient, AgentLost
 from sandbox.types import Feature, Limits, Template
 from servicekit.errors import FailedPrecondition, Unavailable
 

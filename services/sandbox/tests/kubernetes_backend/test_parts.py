@@ -8,7 +8,8 @@ import pytest
 from sandbox.backends.kubernetes.api import ApiStatus, ApiUnreachable
 from sandbox.backends.kubernetes.errors import typed
 from sandbox.backends.kubernetes.pace import Pace
-from sandbox.backends.kubernetes.status import State, judge
+from sandbox.backends.kubernetes.status import judge
+from sandbox.backends.verdict import State
 from servicekit.errors import FailedPrecondition, ResourceExhausted, Unavailable
 
 

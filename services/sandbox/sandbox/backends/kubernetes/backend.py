@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox.backends.agent_box import AgentBox
+from sandbox.backends.agent_client import AgentLost
 from sandbox.backends.folder import StateFolder
 from sandbox.backends.kubernetes import claims, objects
-from sandbox.backends.kubernetes.agent import AgentLost
 from sandbox.backends.kubernetes.api import (
     CONFIG_MAPS,
     PODS,
@@ -27,7 +28,6 @@ from sandbox.backends.kubernetes.api import (
     Object,
 )
 from sandbox.backends.kubernetes.birth import Birth
-from sandbox.backends.kubernetes.box import KubernetesBox
 from sandbox.backends.kubernetes.clearing import Clearing
 from sandbox.backends.kubernetes.errors import typed
 from sandbox.backends.kubernetes.graveyard import Graveyard
@@ -37,9 +37,10 @@ from sandbox.backends.kubernetes.objects import Manager
 from sandbox.backends.kubernetes.options import KubernetesOptions
 from sandbox.backends.kubernetes.pace import Pace
 from sandbox.backends.kubernetes.probe import check_network
-from sandbox.backends.kubernetes.status import State, Verdict, judge
+from sandbox.backends.kubernetes.status import judge
 from sandbox.backends.kubernetes.watch import Mirror
 from sandbox.backends.protocol import BackendInfo, BoxLost
+from sandbox.backends.verdict import State, Verdict
 from sandbox.pod_agent import bundle
 from sandbox.types import BoxSpec, Feature, Owner
 from servicekit.errors import FailedPrecondition, HoneError, Unavailable
@@ -88,7 +89,7 @@ class KubernetesBackend:
         self._pace = Pace(options.creates_per_second, rng or random.Random(), time.monotonic)
         self._parts: _Parts | None = None
         self._births: dict[str, Birth] = {}
-        self._boxes: dict[str, KubernetesBox] = {}
+        self._boxes: dict[str, AgentBox] = {}
 
     def lock(self) -> None:
         """Take the folder for this process; see `Backend.lock`."""
@@ -130,7 +131,7 @@ class KubernetesBackend:
             detail=await check_network(self, cluster.address) if options.check_network else "",
         )
 
-    async def create(self, spec: BoxSpec, on_lost: Callable[[str], None]) -> KubernetesBox:
+    async def create(self, spec: BoxSpec, on_lost: Callable[[str], None]) -> AgentBox:
         """Make a sandbox; see `Backend.create`."""
         parts = self._started()
         if spec.network_profile != "none":
@@ -260,7 +261,7 @@ class KubernetesBackend:
         kind: Kind,
         made: Made,
         on_lost: Callable[[str], None],
-    ) -> KubernetesBox:
+    ) -> AgentBox:
         async def take(owner: Owner) -> None:
             await self._take(name, owner)
 
@@ -271,7 +272,7 @@ class KubernetesBackend:
             await asyncio.shield(self._started().graveyard.bury(kind, name))
             self._boxes.pop(name, None)
 
-        box = KubernetesBox(
+        box = AgentBox(
             spec.sandbox_id,
             name=name,
             rootfs_digest=made.rootfs_digest,

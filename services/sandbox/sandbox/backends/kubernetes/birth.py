@@ -4,7 +4,7 @@ import asyncio
 import re
 
 from sandbox.backends.kubernetes.api import ApiStatus, ApiUnreachable, Object
-from sandbox.backends.kubernetes.status import DEAD, State, Verdict
+from sandbox.backends.verdict import DEAD, State, Verdict
 from servicekit.errors import FailedPrecondition, HoneError, ResourceExhausted, Unavailable
 
 _UNSCHEDULABLE_RETRY_SECONDS = 10.0

@@ -7,7 +7,7 @@ from sandbox.backends.kubernetes import objects
 from sandbox.backends.kubernetes.api import Kind, Object
 from sandbox.backends.kubernetes.objects import Manager
 from sandbox.backends.kubernetes.options import KubernetesOptions
-from sandbox.backends.kubernetes.status import State, Verdict
+from sandbox.backends.verdict import State, Verdict
 from sandbox.types import BoxSpec
 
 _GROUP, _VERSION = "extensions.agents.x-k8s.io", "v1beta1"

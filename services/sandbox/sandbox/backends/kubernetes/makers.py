@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from sandbox.backends.agent_client import AgentClient
 from sandbox.backends.kubernetes import claims, objects
-from sandbox.backends.kubernetes.agent import AgentClient
 from sandbox.backends.kubernetes.api import PODS, ApiStatus, ApiUnreachable, Cluster, Kind, Object
 from sandbox.backends.kubernetes.birth import Birth
 from sandbox.backends.kubernetes.errors import may_pass, typed

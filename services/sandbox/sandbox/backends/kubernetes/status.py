@@ -1,32 +1,7 @@
 """What a pod's status means: is it starting, ready, dead; and if dead, whose doing it was."""
 
-from dataclasses import dataclass
-from enum import StrEnum
-
 from sandbox.backends.kubernetes.api import Object
-
-
-class State(StrEnum):
-    """Where a pod is."""
-
-    STARTING = "starting"
-    READY = "ready"
-    UNSCHEDULABLE = "unschedulable"
-    """No node has room at present."""
-    NO_IMAGE = "no_image"
-    """Its image cannot be had, or is not valid."""
-    OOM_KILLED = "oom_killed"
-    """Its memory ran out: the workload's doing."""
-    OVER_DISK = "over_disk"
-    """Evicted for what it wrote: the workload's doing."""
-    BROKEN = "broken"
-    """Wrecked by its commands though the pod lives: never a pod's own state."""
-    LOST = "lost"
-    """Anything else that ends a pod: ours."""
-
-
-BY_WORKLOAD = frozenset({State.OOM_KILLED, State.OVER_DISK, State.BROKEN})
-DEAD = BY_WORKLOAD | {State.LOST}
+from sandbox.backends.verdict import State, Verdict
 
 _IMAGE_REASONS = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"}
@@ -36,14 +11,6 @@ _SPEC_REASONS = frozenset(
 )
 # A node that runs short of disk evicts pods too, with "The node was low on resource"; that is nobody's proof.
 _OWN_DISK_TEXTS = ("exceeds the limit", "exceeds the total limit", "exceeded its local ephemeral")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """A pod's state and why."""
-
-    state: State
-    text: str = ""
 
 
 def judge(pod: Object) -> Verdict:

@@ -1,4 +1,7 @@
-"""One sandbox in a pod: commands and files through its agent, its death as the pod's status tells it."""
+"""One sandbox with an agent in it: commands and files through that, its death as whoever holds it tells.
+
+What holds it is a pod, or a process of a runtime on this machine.
+"""
 
 import asyncio
 import logging
@@ -7,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sandbox.backends.kubernetes.agent import AgentClient, AgentLost
-from sandbox.backends.kubernetes.status import BY_WORKLOAD, DEAD, State, Verdict
+from sandbox.backends.agent_client import AgentClient, AgentLost
 from sandbox.backends.protocol import BoxLost
+from sandbox.backends.verdict import BY_WORKLOAD, DEAD, State, Verdict
 from sandbox.pod_agent import protocol
 from sandbox.types import (
     BoxFile,
@@ -32,11 +35,11 @@ _MARGIN_SECONDS = 15.0
 _FILE_SECONDS = 60.0
 _ARCHIVE_SECONDS = 600.0
 _VERDICT_SECONDS = 3.0
-"""How long the cause of a broken connection is waited for; the API server hears of a pod's death last."""
+"""How long the cause of a broken connection is waited for; an API server hears of a pod's death last."""
 
 
-class KubernetesBox:
-    """A pod with a live agent."""
+class AgentBox:
+    """A sandbox with a live agent."""
 
     def __init__(
         self,
@@ -49,21 +52,24 @@ class KubernetesBox:
         look: Callable[[], Awaitable[Verdict]],
         remove: Callable[[], Awaitable[None]],
         on_lost: Callable[[str], None],
+        what: str = "pod",
     ) -> None:
-        """Holds a pod that is ready.
+        """Holds one that is ready.
 
         Args:
             sandbox_id: The fleet's name for it.
-            name: The object's name.
+            name: Of what holds it.
             rootfs_digest: What it started from.
-            agent: Reaches the pod.
-            take: Hands the pod to an owner.
-            look: Asks the API server for the pod's state.
-            remove: Deletes the pod; returns when that is certain.
+            agent: Reaches into it.
+            take: Hands it to an owner.
+            look: Asks for its state those who must know.
+            remove: Deletes it; returns when that is certain.
             on_lost: Is told when it dies unasked and its workload is not to blame.
+            what: What holds it, in a word.
         """
         self.sandbox_id = sandbox_id
         self.name = name
+        self._what = what
         self._rootfs_digest = rootfs_digest
         self._agent = agent
         self._take = take
@@ -80,19 +86,23 @@ class KubernetesBox:
         return self._rootfs_digest
 
     def see(self, verdict: Verdict) -> None:
-        """Take note of the pod's state."""
+        """Take note of its state."""
         if self._death is not None or verdict.state not in DEAD:
             return
         self._death = verdict
         self._died.set()
         if verdict.state is State.LOST and self._destroying is None:
-            log.error("pod lost", extra={"sandbox_id": self.sandbox_id, "why": verdict.text})
+            log.error(
+                f"{self._what} lost", extra={"sandbox_id": self.sandbox_id, "why": verdict.text}
+            )
             self._on_lost(self.sandbox_id)
 
     async def claim(self, owner: Owner) -> None:
         """Hand it to its rollout; see `Box.claim`."""
         if self._death is not None:
-            raise Unavailable(f"pod {self.name} has died: {self._death.text}", reason="BOX_GONE")
+            raise Unavailable(
+                f"{self._what} {self.name} has died: {self._death.text}", reason="BOX_GONE"
+            )
         await self._take(owner)
 
     async def run(
@@ -214,7 +224,7 @@ class KubernetesBox:
         try:
             self._refuse_if_destroyed()
             if self._death is not None:
-                raise AgentLost("the pod ended")
+                raise AgentLost(f"the {self._what} ended")
             return await self._unless_dead(call())
         except (AgentLost, TimeoutError) as error:
             await self._find_cause(error)
@@ -225,10 +235,10 @@ class KubernetesBox:
                     reason="SANDBOX_BROKEN_BY_WORKLOAD",
                     attributable="workload",
                 ) from error
-            raise BoxLost(f"pod {self.name}: {self._death.text}") from error
+            raise BoxLost(f"{self._what} {self.name}: {self._death.text}") from error
 
     async def _unless_dead(self, call: Awaitable[Any]) -> Any:
-        """Wait for a call, but no longer than the pod lives: nobody resets the connections of a node that is gone."""
+        """Wait for a call, but no longer than it lives: nobody resets the connections of a node that is gone."""
         loop = asyncio.get_running_loop()
         asking = asyncio.ensure_future(call)
         dying = loop.create_task(self._died.wait())
@@ -239,7 +249,7 @@ class KubernetesBox:
                 await asyncio.wait({asking}, timeout=_VERDICT_SECONDS / 10)
             if asking.done():
                 return asking.result()
-            raise AgentLost("the pod ended")
+            raise AgentLost(f"the {self._what} ended")
         finally:
             dying.cancel()
             asking.cancel()
@@ -248,7 +258,7 @@ class KubernetesBox:
                 asking.exception()  # was raised above, or the pod's end says more
 
     async def _find_cause(self, error: Exception) -> None:
-        """Wait a moment until the API server says why the agent is gone; without a word it is our fault."""
+        """Wait a moment until it is said why the agent is gone; without a word it is our fault."""
         self._refuse_if_destroyed()
         if self._death is not None:
             return
@@ -259,7 +269,7 @@ class KubernetesBox:
             self.see(await self._look())
         self._refuse_if_destroyed()
         if self._death is None:
-            text = f"its agent is gone though the pod seems alive: {error}"
+            text = f"its agent is gone though the {self._what} seems alive: {error}"
             self.see(Verdict(state=State.LOST, text=text))
 
     def _refuse_if_destroyed(self) -> None:
@@ -273,7 +283,7 @@ class KubernetesBox:
     def _after_death(self, output: "_Output", begun: float, *, under_way: bool) -> ExecOutcome:
         assert self._death is not None
         if self._death.state not in BY_WORKLOAD:
-            raise BoxLost(f"pod {self.name}: {self._death.text}")
+            raise BoxLost(f"{self._what} {self.name}: {self._death.text}")
         out_of_memory = self._death.state is State.OOM_KILLED and under_way
         termination = (
             Termination.OOM_KILLED if out_of_memory else Termination.SANDBOX_BROKEN_BY_WORKLOAD
@@ -318,7 +328,7 @@ class _Output:
         )
 
     def cut_off(self, termination: Termination, seconds: float) -> ExecOutcome:
-        """Return what came until the pod died."""
+        """Return what came until it died."""
         return ExecOutcome(
             termination=termination,
             stdout=bytes(self._heads[protocol.STDOUT]),

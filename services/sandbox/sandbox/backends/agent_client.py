@@ -1,8 +1,8 @@
-"""The manager's side of the in-pod agent's protocol, on plain asyncio streams."""
+"""The manager's side of the protocol of the agent in a sandbox, on plain asyncio streams."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -17,18 +17,33 @@ _HEAD_BYTES = 64 * 1024
 _COPY_BYTES = 256 * 1024
 
 
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+"""Opens a connection to an agent; raises OSError where there is none."""
+
+
 class AgentLost(Exception):
     """The agent cannot be reached, or broke off."""
 
 
 class AgentClient:
-    """Calls one pod's agent."""
+    """Calls one sandbox's agent."""
 
-    def __init__(self, host: str, port: int, token: str) -> None:
-        """Connects anew for each call."""
+    def __init__(self, host: str, port: int, token: str, connect: Connect | None = None) -> None:
+        """Connects anew for each call: by `connect` if given, otherwise over TCP."""
         self._host = host
         self._port = port
         self._token = token
+        self._connect = connect
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection.
+
+        Raises:
+            OSError: there is none to be had.
+        """
+        if self._connect is not None:
+            return await self._connect()
+        return await asyncio.open_connection(self._host, self._port, limit=_HEAD_BYTES)
 
     async def pin(self) -> None:
         """Make this client's token the agent's, once.
@@ -116,9 +131,7 @@ class _Call:
     async def __aenter__(self) -> "_Call":
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                self._reader, self._writer = await asyncio.open_connection(
-                    self._agent._host, self._agent._port, limit=_HEAD_BYTES
-                )
+                self._reader, self._writer = await self._agent.connect()
         except OSError as error:
             raise AgentLost(f"no connection: {error!r}") from error
         self._writer.write(self._head)

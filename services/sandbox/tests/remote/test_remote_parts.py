@@ -1,12 +1,20 @@
 """The small parts of the remote backend: pacing, and what its scripts print, however hostile."""
 
+import asyncio
+import json
 import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from sandbox.backends.remote import shell
+from sandbox.backends.remote.api import RemoteApi
 from sandbox.backends.remote.pacing import TokenBucket
 from sandbox.types import FileKind
+from servicekit.errors import FailedPrecondition
 
 
 class FakeTime:
@@ -149,3 +157,57 @@ def test_entries_are_read_in_order_whatever_their_names():
 def test_what_is_no_list_is_refused(printed):
     with pytest.raises(ValueError):
         shell.entries_of(printed)
+
+
+@asynccontextmanager
+async def _api(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[RemoteApi]:
+    """The client, and a service that answers everything so."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        async with aiohttp.ClientSession() as session:
+            yield RemoteApi(
+                session,
+                url=f"http://127.0.0.1:{port}",
+                api_key="key-of-ours",
+                call_seconds=5.0,
+                create_seconds=5.0,
+            )
+    finally:
+        await runner.cleanup()
+
+
+async def test_an_answer_that_comes_in_pieces_is_read_whole():
+    text = json.dumps([{"sandboxID": f"vm{number}", "metadata": {}} for number in range(100)])
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for start in range(0, len(text), 1000):
+            await response.write(text[start : start + 1000].encode())
+            for _ in range(20):  # lets the client take each piece before the next is there
+                await asyncio.sleep(0)
+        await response.write_eof()
+        return response
+
+    async with _api(answer) as api:
+        assert [vm.remote_id for vm in await api.list({})] == [f"vm{n}" for n in range(100)]
+
+
+async def test_a_service_that_repeats_our_key_does_not_bring_it_into_an_error():
+    async def answer(request: web.Request) -> web.StreamResponse:
+        words = {"message": f"unknown key {request.headers['X-API-Key']!r}"}
+        return web.json_response(words, status=401)
+
+    async with _api(answer) as api:
+        with pytest.raises(FailedPrecondition) as caught:
+            await api.list({})
+    assert "unknown key" in caught.value.message
+    assert "key-of-ours" not in caught.value.message

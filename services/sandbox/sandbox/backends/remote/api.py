@@ -62,6 +62,7 @@ class RemoteApi:
         """Calls `url` with the key; no call takes longer than its deadline."""
         self._session = session
         self._url = url.rstrip("/")
+        self._api_key = api_key.encode()
         self._headers = {"X-API-Key": api_key}
         self._call_seconds = call_seconds
         self._create_seconds = create_seconds
@@ -165,7 +166,8 @@ class RemoteApi:
                 allow_redirects=False,  # the key goes to this address alone
                 timeout=aiohttp.ClientTimeout(total=limit),
             ) as response:
-                text = await response.content.read(_MAX_REPLY_BYTES)
+                text = await _whole(response.content, what)
+                text = text.replace(self._api_key, b"...")  # services repeat what they refuse
                 reply = _Reply(response.status, response.headers, text)
         except TimeoutError as error:
             raise Uncertain(
@@ -246,6 +248,16 @@ class _Reply:
             return max(0.0, float(self._retry_after))
         except ValueError:
             return _DEFAULT_RETRY_SECONDS
+
+
+async def _whole(content: aiohttp.StreamReader, what: str) -> bytes:
+    """Read an answer to its end: one read gives no more than what has come so far."""
+    text = bytearray()
+    async for piece in content.iter_any():
+        text += piece
+        if len(text) > _MAX_REPLY_BYTES:
+            raise Uncertain(f"{what}: the answer has more than {_MAX_REPLY_BYTES} bytes")
+    return bytes(text)
 
 
 def _path(remote_id: str) -> str:

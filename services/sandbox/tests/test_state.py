@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.backends.protocol import BoxLost
 from sandbox.backends.state.backend import StateBackend
 from sandbox.backends.state.box import StateBox
 from sandbox.settings import StateOptions
@@ -323,6 +324,52 @@ async def test_a_snapshot_starts_another_from_the_same_state(backend, seed, tmp_
     await _sql(box, "DELETE FROM accounts")
     other = await _make(backend, "b", seed, snapshot=target)
     assert _rows(await _sql(other, "SELECT name FROM accounts")) == [{"name": "ada"}]
+
+
+async def test_a_snapshot_is_refused_while_a_transaction_shuts_everybody_out(
+    backend, seed, tmp_path
+):
+    box = await _make(backend, "a", seed)
+    await _sql(box, "BEGIN EXCLUSIVE")
+    async with asyncio.timeout(10):
+        with pytest.raises(FailedPrecondition, match="COMMIT") as caught:
+            await box.snapshot(tmp_path / "snapshot")
+    assert caught.value.attributable == "workload"
+    await _sql(box, "COMMIT")
+    await box.snapshot(tmp_path / "snapshot")
+
+
+async def test_a_snapshot_of_a_dropped_database_is_no_empty_one(backend, seed, tmp_path):
+    box = await _make(backend, "a", seed)
+    await box.destroy()
+    with pytest.raises(BoxLost):
+        await box.snapshot(tmp_path / "snapshot")
+    assert backend.live_count() == 0
+
+
+async def test_a_snapshot_that_our_disk_has_no_place_for_is_our_fault(backend, seed, tmp_path):
+    box = await _make(backend, "a", seed)
+    with pytest.raises(Unavailable):
+        await box.snapshot(tmp_path / "no such folder" / "snapshot")
+
+
+async def test_a_database_that_is_gone_is_no_result(backend, seed, tmp_path):
+    box = await _make(backend, "a", seed)
+    (tmp_path / "data" / "state" / "boxes" / "a.sqlite").unlink()
+    with pytest.raises(BoxLost):
+        await _sql(box, "SELECT * FROM accounts")
+
+
+async def test_a_damaged_database_is_no_result(backend, tmp_path):
+    box = await _make(backend, "a", limits=Limits(disk_bytes=16 * MIB))
+    await _sql(box, "CREATE TABLE t(x)")
+    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 40)"
+    await _sql(box, f"{rows} INSERT INTO t SELECT zeroblob(100000) FROM n")
+    with (tmp_path / "data" / "state" / "boxes" / "a.sqlite").open("r+b") as file:
+        file.seek(8192)
+        file.write(b"\xff" * 3 * MIB)
+    with pytest.raises(BoxLost):
+        await _sql(box, "SELECT sum(length(hex(x))) FROM t")
 
 
 async def test_files_are_refused(backend):

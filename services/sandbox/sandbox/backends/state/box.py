@@ -12,10 +12,12 @@ from typing import NoReturn
 from sandbox.backends.local.running import DRAIN_LIMIT_BYTES
 from sandbox.backends.protocol import BoxLost
 from sandbox.backends.state.sql import (
+    Damaged,
     Interrupted,
     OutOfMemory,
     StatementError,
     StopFlag,
+    connect,
     execute,
     open_database,
     parse_parameters,
@@ -133,9 +135,17 @@ class StateBox:
 
     async def snapshot(self, target: Path) -> None:
         """Copy the database; see `Box.snapshot`. What an open transaction has not committed is not in it."""
-        await asyncio.get_running_loop().run_in_executor(
-            self._workers, copy_database, self._path, target
-        )
+        async with self._turn:
+            if self._destroying is not None:
+                raise BoxLost("the database was dropped")
+            saving = asyncio.get_running_loop().run_in_executor(
+                self._workers, _save, self._path, target
+            )
+            try:
+                await asyncio.shield(saving)
+            except asyncio.CancelledError:
+                await asyncio.wait([saving])  # the file must not go while it is read
+                raise
 
     async def polluted(self) -> bool:
         """Say no: the database is this rollout's alone."""
@@ -227,8 +237,8 @@ class _Sql:
             self._note_interrupt()
         except OutOfMemory as error:
             raise _short_of("memory") from error
-        except sqlite3.DatabaseError as error:
-            raise BoxLost(f"the database cannot be opened: {error}") from error
+        except (Damaged, sqlite3.DatabaseError) as error:
+            raise BoxLost(f"the database cannot be used: {error}") from error
 
     def _must_stop(self) -> bool:
         if self._stdout.total_bytes > DRAIN_LIMIT_BYTES:
@@ -258,14 +268,43 @@ class _Sql:
         output.add(data)
 
 
+class InTransaction(sqlite3.OperationalError):
+    """An open transaction shuts readers out of the database."""
+
+
 def copy_database(source: Path, target: Path) -> None:
-    """Copy a database that may be in use, whole."""
+    """Copy a database that may be in use, whole.
+
+    Raises:
+        InTransaction: it is in use by somebody who lets nobody read.
+    """
+
+    def look(status: int, remaining: int, total: int) -> None:
+        if status in (
+            sqlite3.SQLITE_BUSY,
+            sqlite3.SQLITE_LOCKED,
+        ):  # would be waited for without end
+            raise InTransaction("an open transaction shuts readers out")
+
     with (
-        closing(sqlite3.connect(source)) as reader,
+        closing(connect(source)) as reader,
         closing(sqlite3.connect(target)) as writer,
     ):
         writer.execute("PRAGMA synchronous=OFF")
-        reader.backup(writer)
+        reader.backup(writer, progress=look)
+
+
+def _save(path: Path, target: Path) -> None:
+    try:
+        copy_database(path, target)
+    except InTransaction as error:
+        raise FailedPrecondition(
+            "an open transaction shuts everybody out of the database; COMMIT or ROLLBACK first",
+            reason="TRANSACTION_OPEN",
+            attributable="workload",
+        ) from error
+    except sqlite3.Error as error:
+        raise Unavailable(f"the database could not be saved: {error}") from error
 
 
 def remove_database(path: Path) -> None:

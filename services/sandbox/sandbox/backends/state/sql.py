@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 """Longest text or blob, and longest row."""
@@ -52,6 +53,17 @@ _PRAGMAS = frozenset(
 )
 """They tell about the schema or change what is of this connection or database alone."""
 
+_OURS = frozenset(
+    {
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+"""Primary codes that no statement brings about; but a statement can spoil a virtual table's own tables."""
+
 _LIMITS = (
     (sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES),
     (sqlite3.SQLITE_LIMIT_SQL_LENGTH, MAX_SQL_BYTES),
@@ -72,8 +84,17 @@ class StatementError(Exception):
     """The statement is wrong or refused; says so in SQLite's words."""
 
 
+class Damaged(Exception):
+    """The database is gone, or cannot be read or written: no doing of a statement."""
+
+
 class OutOfMemory(Exception):
     """SQLite has used up what all databases of this process may use together."""
+
+
+def connect(path: Path, **options: Any) -> sqlite3.Connection:
+    """Open a database that exists; SQLite by itself would make an empty one where it is gone."""
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, **options)
 
 
 def open_database(path: Path, max_bytes: int) -> sqlite3.Connection:
@@ -83,7 +104,7 @@ def open_database(path: Path, max_bytes: int) -> sqlite3.Connection:
         path: the file.
         max_bytes: the most that it may grow to, and its temporary tables too.
     """
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection = connect(path, isolation_level=None, check_same_thread=False)
     try:
         page_size = connection.execute("PRAGMA page_size").fetchone()[0]
         pages = max(1, max_bytes // page_size)
@@ -126,6 +147,7 @@ def execute(
     Raises:
         Interrupted: `must_stop` said yes.
         StatementError: SQLite refused it, or it failed.
+        Damaged: not the statement but the database is at fault.
         OutOfMemory: other databases may be the cause.
     """
     connection.set_progress_handler(lambda: int(must_stop()), _TICK_OPERATIONS)
@@ -144,8 +166,13 @@ def execute(
     except MemoryError as error:
         raise OutOfMemory from error
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT or must_stop():
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+        if code == sqlite3.SQLITE_INTERRUPT or must_stop():
             raise Interrupted from error
+        if code == sqlite3.SQLITE_IOERR_NOMEM:
+            raise OutOfMemory from error
+        if code & 0xFF in _OURS and code != sqlite3.SQLITE_CORRUPT_VTAB:
+            raise Damaged(str(error)) from error
         raise StatementError(str(error)) from error
     finally:
         connection.set_progress_handler(None, 0)

@@ -1,5 +1,6 @@
 """Spawner and keeper: born in their control group, first process, one capability that nobody inherits."""
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.backends.local.cgroups import find_tree
+from sandbox.types import Command
 
 FORK = """
 import os, sys
@@ -125,6 +127,30 @@ async def test_a_command_holds_nothing_of_the_keeper(box):
     )
     assert b"denied" in seen.stderr.lower()
     assert b"socket" not in seen.stdout
+    assert (await box.sh("echo on")).stdout == b"on\n"
+
+
+async def test_more_commands_at_once_than_fit_the_keepers_socket_all_run(box):
+    long = "x" * 25_000  # 40 of them are several times what the socket holds
+    outcomes = await asyncio.gather(*(box.sh(f"echo {n} # {long}") for n in range(40)))
+    assert [outcome.stdout for outcome in outcomes] == [b"%d\n" % n for n in range(40)]
+
+
+async def test_commands_that_are_given_up_before_the_keeper_took_them_leave_nothing(real, box):
+    raw = real.fleet.find(box.info.sandbox_id).box
+    before = len(asyncio.all_tasks())
+    argv = ("sh", "-c", f"sleep 60 # {'x' * 25_000}")
+    calls = [
+        asyncio.ensure_future(raw.run(Command(exec_id=f"given-up-{n}", argv=argv), {}, None))
+        for n in range(40)
+    ]
+    await asyncio.sleep(0)  # each has asked, or waits until it can
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+    async with asyncio.timeout(10):
+        while len(asyncio.all_tasks()) > before or raw.busy:
+            await asyncio.sleep(0.01)
     assert (await box.sh("echo on")).stdout == b"on\n"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.backends.local.cgroups import BoxCgroup
+from sandbox.backends.local.evidence import Evidence
 from sandbox.backends.local.files import LocalFiles
 from sandbox.backends.local.killing import TreeKiller, has_ended, remove_group
 from sandbox.backends.local.running import RunningCommand
@@ -71,6 +72,7 @@ class LocalBox:
         self.rootfs_digest = rootfs_digest
         self._cgroup = cgroup
         self._killer = TreeKiller(cgroup)
+        self._evidence = Evidence(cgroup)
         self._owner = owner
         self._health_paths = health_paths
         self._make_name = make_name
@@ -86,7 +88,6 @@ class LocalBox:
         self._files: LocalFiles | None = None
         self._running: dict[int, RunningCommand] = {}
         self._next_key = 0
-        self._oom_kills_seen = 0
         self._launched = False
         self._dead = False
         self._broken = False
@@ -114,7 +115,7 @@ class LocalBox:
         with theirs:
             self._channel = Channel(ours, self._on_message, self._on_close)
             try:
-                spawner.request_box(spec, theirs.fileno())
+                await spawner.request_box(spec, theirs.fileno())
             except OSError as error:
                 raise LaunchError(f"spawner: {error}") from error
         await self._ready
@@ -131,9 +132,8 @@ class LocalBox:
             except _ForkRefused as refused:
                 if not self._killer.frozen and self._killer.freezes == freezes:
                     return refused.outcome  # the sandbox is full, by its own doing
-            await asyncio.sleep(
-                _REFORK_SECONDS
-            )  # forks are refused while another command is killed
+            # Forks are refused while another command is killed.
+            await asyncio.sleep(_REFORK_SECONDS)
 
     async def _run_once(
         self,
@@ -150,11 +150,9 @@ class LocalBox:
             command, self._owner, emit, lambda: self._stop(running, Termination.OUTPUT_LIMIT)
         )
         self._running[key] = running
-        forks_refused = self._cgroup.fork_refused_count() if self._cgroup else 0
+        forks_refused = self._evidence.forks_refused()
         try:
-            request = {"key": key, "argv": list(command.argv), "env": dict(env)}
-            assert self._channel is not None
-            self._channel.send({**request, "cwd": command.working_dir}, running.child_descriptors)
+            await self._request(key, running, env)
             running.watch()
             try:
                 async with asyncio.timeout(command.timeout_seconds):
@@ -172,14 +170,31 @@ class LocalBox:
             if running.fork_refused:
                 raise _ForkRefused(outcome)
             return outcome
-        except (BoxLost, BrokenPipeError, ConnectionResetError, BlockingIOError) as error:
-            if not isinstance(error, BoxLost):
-                self._die()  # the keeper takes no requests any more
+        except BoxLost:
             return self._after_death(running, begun)
         finally:
             self._stop(running, Termination.KILLED)  # only if the caller went away before the end
             self._kill_survivors(running)
             running.close()
+
+    async def _request(self, key: int, running: RunningCommand, env: Mapping[str, str]) -> None:
+        """Ask the keeper to start a command; if that fails, nothing of it is left that could be waited for."""
+        command = running.command
+        request = {"key": key, "argv": list(command.argv), "env": dict(env)}
+        assert self._channel is not None
+        try:
+            await self._channel.send(
+                {**request, "cwd": command.working_dir}, running.child_descriptors
+            )
+        except TimeoutError as error:
+            self._lose("its keeper takes no requests")
+            raise BoxLost from error
+        except OSError as error:
+            self._die()  # the keeper is gone; `_on_close` tells of it
+            raise BoxLost from error
+        except BaseException:  # also when cancelled
+            self._fail(key)
+            raise
 
     async def kill(self, exec_id: str) -> None:
         """End a running command; see `Box.kill`."""
@@ -337,7 +352,8 @@ class LocalBox:
 
     def _die(self) -> None:
         """Note that the sandbox is dead, and whether its workload did it: the kernel counts its OOM kills."""
-        self._broken = self._broken or (self._new_oom_kills() > 0 and self._used_all_its_memory())
+        evidence = self._evidence
+        self._broken |= evidence.new_oom_kills() > 0 and evidence.memory_was_used_up()
         self._dead = True
         self._fail_running()
 
@@ -349,11 +365,15 @@ class LocalBox:
         self._on_lost(self.sandbox_id)
 
     def _fail_running(self) -> None:
-        for running in self._running.values():
+        for key in list(self._running):
+            self._fail(key)
+
+    def _fail(self, key: int) -> None:
+        running = self._running.pop(key, None)
+        if running is not None:
             running.started.set()
             running.ended.set_exception(BoxLost("the sandbox died"))
             running.ended.exception()  # whoever waits sees it; nobody need wait
-        self._running.clear()
 
     def _after_death(self, running: RunningCommand | None, begun: float) -> ExecOutcome:
         if not self._broken:
@@ -368,29 +388,20 @@ class LocalBox:
     def _termination(
         self, running: RunningCommand, code: int, forks_refused_before: int
     ) -> Termination:
-        oom_kills = self._new_oom_kills()
+        oom_kills = self._evidence.new_oom_kills()
+        if oom_kills and not self._evidence.memory_was_used_up():
+            # Whatever became of the command without its child: it is no doing of the workload.
+            self._lose("the machine ran out of memory and killed a process in it")
+            raise BoxLost
         if running.stop_reason is not None:
             return running.stop_reason
         if oom_kills and code in (-signal.SIGKILL, _EXIT_KILLED):
-            if not self._used_all_its_memory():
-                self._lose("the machine ran out of memory and killed a command in it")
-                raise BoxLost
             return Termination.OOM_KILLED
         if code < 0:
             return Termination.SIGNALED
-        refused = self._cgroup.fork_refused_count() if self._cgroup is not None else 0
-        if code and refused > forks_refused_before:
+        if code and self._evidence.forks_refused() > forks_refused_before:
             return Termination.PIDS_LIMIT
         return Termination.EXITED
-
-    def _new_oom_kills(self) -> int:
-        """Count the kernel's OOM kills here since the last look."""
-        seen = self._oom_kills_seen
-        self._oom_kills_seen = self._cgroup.oom_kill_count() if self._cgroup is not None else 0
-        return self._oom_kills_seen - seen
-
-    def _used_all_its_memory(self) -> bool:
-        return self._cgroup is not None and self._cgroup.limit_was_reached()
 
     def _stop(self, running: RunningCommand, reason: Termination) -> None:
         """Have a command killed with all it started, once."""

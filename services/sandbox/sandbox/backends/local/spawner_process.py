@@ -20,6 +20,9 @@ _BOOT = (
 
 _START_SECONDS = 10.0
 
+_SEND_SECONDS = 10.0
+"""How long the other side of a channel may take nothing before it is given up."""
+
 
 class Channel:
     """A packet socket on the event loop: hands messages on as they come and tells when the other side is gone."""
@@ -37,22 +40,44 @@ class Channel:
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._readable)
+        self._sending = asyncio.Lock()
+        self._room = asyncio.Event()
         self.closed = False
 
-    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send one message.
+    async def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send one message, in the order of the calls; waits while the other side has too much to read.
 
         Raises:
             OSError: the other side is gone, or takes nothing any more.
         """
-        wire.send(self._sock, message, descriptors)
+        async with self._sending:
+            while not self._sent(message, descriptors):
+                async with asyncio.timeout(_SEND_SECONDS):
+                    await self._room.wait()
 
     def close(self) -> None:
         """Stop; the other side sees the end. Idempotent."""
         if not self.closed:
             self.closed = True
             self._loop.remove_reader(self._sock.fileno())
+            self._writable()
             self._sock.close()
+
+    def _sent(self, message: dict[str, Any], descriptors: Sequence[int]) -> bool:
+        """Send a message if there is room for it; if not, have `_room` set when there is."""
+        if self.closed:
+            raise BrokenPipeError("the channel is closed")
+        try:
+            wire.send(self._sock, message, descriptors)
+        except BlockingIOError:
+            self._room.clear()
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+            return False
+        return True
+
+    def _writable(self) -> None:
+        self._loop.remove_writer(self._sock.fileno())
+        self._room.set()
 
     def _readable(self) -> None:
         while not self.closed:
@@ -121,7 +146,7 @@ class SpawnerProcess:
         async with asyncio.timeout(_START_SECONDS):
             await self._up
 
-    def request_box(self, spec: dict[str, Any], control: int) -> None:
+    async def request_box(self, spec: dict[str, Any], control: int) -> None:
         """Have a keeper forked that serves `control`.
 
         Raises:
@@ -129,7 +154,7 @@ class SpawnerProcess:
         """
         if self._channel is None or self._channel.closed:
             raise ConnectionResetError("the spawner is gone")
-        self._channel.send(spec, [control])
+        await self._channel.send(spec, [control])
 
     async def stop(self) -> None:
         """End it; sandboxes that still live die with it. Idempotent."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from sandbox.backends.local.backend import LocalBackend
-from sandbox.backends.local.cgroups import CgroupsUnavailable, Tree, find_tree
+from sandbox.backends.local.cgroups import BoxCgroup, CgroupsUnavailable, Tree, find_tree
 from sandbox.backends.protocol import BoxLost
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import MIB, BoxSpec, Command, Limits, Termination
@@ -96,6 +96,11 @@ async def test_memory_that_the_machine_lacks_is_no_doing_of_the_workload(elsewhe
         box = await backend.create(BoxSpec(sandbox_id="sbx_large", limits=limits), print)
         with pytest.raises(BoxLost, match="machine ran out of memory"):
             await box.run(_hog(400 * MIB), DEFAULT_ENV, None)
+        survivor = await backend.create(BoxSpec(sandbox_id="sbx_survivor", limits=limits), print)
+        hog = _hog(400 * MIB).argv[2]
+        argv = ("sh", "-c", f"python3 -c '{hog}'; exit 3")  # an end of its own, but not its doing
+        with pytest.raises(BoxLost, match="machine ran out of memory"):
+            await survivor.run(Command(exec_id="survivor", argv=argv), DEFAULT_ENV, None)
         small = await backend.create(
             BoxSpec(sandbox_id="sbx_small", limits=replace(limits, memory_bytes=128 * MIB)), print
         )
@@ -104,6 +109,19 @@ async def test_memory_that_the_machine_lacks_is_no_doing_of_the_workload(elsewhe
         assert (await small.run(_hog(MIB), DEFAULT_ENV, None)).stdout == b"1048576\n"
     finally:
         await backend.close()
+
+
+def test_forks_are_allowed_again_when_the_last_who_refused_them_is_done(tmp_path):
+    limit = tmp_path / "pids.max"
+    limit.write_text("257")
+    group = BoxCgroup(1, {"pids": tmp_path})
+    first, second = group.forks_refused(), group.forks_refused()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert limit.read_text() == "0"
+    second.__exit__(None, None, None)
+    assert limit.read_text() == "257"
 
 
 def _hog(num_bytes: int) -> Command:

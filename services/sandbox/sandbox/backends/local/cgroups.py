@@ -9,6 +9,7 @@ elsewhere has another own group: it is told where the ones before it worked.
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,9 @@ class BoxCgroup:
         """Wraps existing folders, one per controller (all the same in version 2)."""
         self._version = version
         self._folders = folders
+        self._freezing = threading.Lock()
+        self._frozen = 0
+        self._pids_max = ""
 
     def join_paths(self) -> list[str]:
         """Return the files by which a process of one thread enters, writing "0" to each.
@@ -159,15 +163,21 @@ class BoxCgroup:
 
     @contextlib.contextmanager
     def forks_refused(self) -> Iterator[None]:
-        """Let no process be started here while inside."""
+        """Let no process be started here while anybody, of any thread, is inside."""
         path = self._folders["pids"] / "pids.max"
-        before = path.read_text(encoding="ascii")
-        path.write_text("0", encoding="ascii")
+        with self._freezing:
+            if not self._frozen:
+                self._pids_max = path.read_text(encoding="ascii")
+                path.write_text("0", encoding="ascii")
+            self._frozen += 1
         try:
             yield
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                path.write_text(before, encoding="ascii")
+            with self._freezing:
+                self._frozen -= 1
+                if not self._frozen:
+                    with contextlib.suppress(FileNotFoundError):
+                        path.write_text(self._pids_max, encoding="ascii")
 
     def kill_all(self, deadline_seconds: float = _KILL_SECONDS) -> bool:
         """Kill every process in it; return whether it is empty."""
@@ -365,8 +375,8 @@ def _kill_processes(find: Callable[[], list[int]], deadline_seconds: float = _KI
 def _folder_names(parents: list[Path]) -> list[str]:
     names: set[str] = set()
     for parent in parents:
-        with contextlib.suppress(FileNotFoundError):
-            names.update(entry.name for entry in parent.iterdir() if entry.is_dir())
+        with contextlib.suppress(FileNotFoundError), os.scandir(parent) as entries:
+            names.update(entry.name for entry in entries if entry.is_dir())
     return sorted(names)
 
 

@@ -129,8 +129,8 @@ class SandboxSettings(ServiceSettings):
     max_sandboxes: int = Field(default=1000, ge=1)
     """Most sandboxes at once."""
     memory_overcommit: float = Field(default=12.0, gt=0)
-    """The sandboxes' memory limits may sum up to this many times the machine's memory: most of them wait for a model and
-    use next to nothing. Where the memory does run out, the kernel's kills are told as faults of the service."""
+    """The sandboxes' memory limits may sum up to this many times the machine's memory: most sandboxes wait for a model
+    and use next to nothing. Where the memory does run out, the kernel's kills are told as faults of the service."""
     reserve_mib: int = Field(default=1024, ge=0)
     """Free memory below which no sandbox is made."""
     default_idle_seconds: float = Field(default=60.0, gt=0)

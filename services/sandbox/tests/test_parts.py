@@ -4,6 +4,9 @@ import json
 import os
 import socket
 import struct
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from sandbox.output import CappedOutput
 from sandbox.requests import Policy, check_create, fill_limits
 from sandbox.rootfs import plan_host_root
 from sandbox.spawner import seccomp, wire
-from sandbox.storage.files import check_path
+from sandbox.storage.files import BoxFiles, check_path
 from sandbox.types import BoxKey, Cause, CreateSpec, Limits, Purpose
 from servicekit.errors import InvalidArgument
 
@@ -278,6 +281,34 @@ def test_the_digest_names_what_the_root_is_made_of(tmp_path):
     (host / "usr/bin/sh").unlink()
     with pytest.raises(FileNotFoundError, match="shell"):
         plan_host_root(tmp_path / "a", host)
+
+
+RENAMING = """
+import os, sys
+os.chdir(sys.argv[1])
+while os.getppid() == int(sys.argv[2]):
+    os.rename("here", "there")
+    os.rename("there", "here")
+"""
+
+
+def test_somebody_elses_renames_do_not_keep_a_link_from_being_followed(tmp_path):
+    root, other = tmp_path / "root", tmp_path / "other"
+    (root / "folder").mkdir(parents=True)
+    (root / "file").write_text("content")
+    (root / "folder/link").symlink_to("../file")
+    (other / "here").mkdir(parents=True)
+    arguments = [sys.executable, "-c", RENAMING, str(other), str(os.getpid())]
+    descriptor = os.open(root, os.O_PATH)
+    with subprocess.Popen(arguments) as renaming:
+        end = time.monotonic() + 10
+        while (other / "here").exists():
+            assert time.monotonic() < end
+        files = BoxFiles(descriptor, os.getuid(), lambda: "unused")
+        assert all(files.exists("/folder/link") for _ in range(20_000))
+        assert renaming.poll() is None
+        renaming.kill()
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize("path", ["/" + "a" * 5000, "\u00e9" * 5000])

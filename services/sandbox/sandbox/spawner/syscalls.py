@@ -4,6 +4,7 @@ Every function raises OSError with the system's errno. Standard library only: th
 """
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -37,6 +38,7 @@ _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _AT_RECURSIVE = 0x8000
 _CLONE_INTO_CGROUP = 0x200000000
+_OPENAT2_TRIES = 100
 _OPEN_TREE_CLONE = 1
 _OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 _MOVE_MOUNT_F_EMPTY_PATH = 0x4
@@ -215,18 +217,18 @@ def pivot_root_here() -> None:
 
 
 def openat2(directory: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
-    """Open a path below a directory under the given resolution rules."""
+    """Open a path below a directory under the given resolution rules.
+
+    Where a link has `..` in it, the kernel gives up (EAGAIN) if anything anywhere was renamed or mounted meanwhile;
+    that is tried again, but not for ever: somebody may be at it on purpose.
+    """
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
-    return _check(
-        _libc.syscall(
-            ctypes.c_long(_NR_OPENAT2),
-            directory,
-            os.fsencode(path),
-            how,
-            ctypes.c_size_t(len(how)),
-        ),
-        path,
-    )
+    arguments = (directory, os.fsencode(path), how, ctypes.c_size_t(len(how)))
+    for _ in range(_OPENAT2_TRIES):
+        result = int(_libc.syscall(ctypes.c_long(_NR_OPENAT2), *arguments))
+        if result >= 0 or ctypes.get_errno() != errno.EAGAIN:
+            break
+    return _check(result, path)
 
 
 def set_fs_ids(uid: int, gid: int) -> None:

@@ -352,7 +352,7 @@ def typed(path: str, error: OSError) -> HoneError:
             reason="DISK_FULL",
             attributable="workload",
         )
-    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO):
+    if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO):
         return Unavailable(f"{shown(path)}: {os.strerror(error.errno)}", reason="NO_MEANS")
     return FailedPrecondition(
         f"{shown(path)}: {os.strerror(error.errno or errno.EIO)}", attributable="workload"

@@ -10,11 +10,12 @@ import pytest
 import pytest_asyncio
 
 from sandbox.backends.local.backend import LocalBackend
-from sandbox.backends.optimistic.backend import OptimisticBackend
+from sandbox.backends.optimistic.backend import OptimisticBackend, SharedBox
+from sandbox.backends.optimistic.room import Room
 from sandbox.backends.state.backend import StateBackend
 from sandbox.settings import OptimisticOptions, SandboxSettings, StateOptions
-from sandbox.types import MIB, Cause, Limits, Purpose, Termination
-from servicekit.errors import FailedPrecondition, NotFound
+from sandbox.types import MIB, Cause, Command, Limits, Purpose, Termination
+from servicekit.errors import FailedPrecondition, NotFound, Unavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -232,6 +233,59 @@ async def test_an_environment_that_dies_is_lost_for_all_in_it(suite, join):
         assert suite.events.causes(box.info.sandbox_id) == ["manager_lost"]
     third = await join()
     assert (await third.sh("true")).exit_code == 0
+
+
+async def test_an_empty_environment_that_dies_is_cleared(suite, join):
+    box = await join()
+    room = _room(box)
+    await _end(box)
+    assert list(suite.backend._rooms.values()) == [room]
+    os.kill(room.box.keeper_pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while room.is_usable:
+            await asyncio.sleep(0.01)
+    await suite.backend.reap(frozenset())
+    assert suite.backend._rooms == {}
+
+
+async def test_an_environment_that_was_ended_lets_nobody_in(suite, join):
+    agent = await join()
+    grading = (await suite.create(suite.rollout_id(), purpose=Purpose.GRADE)).info
+    room = suite.fleet.find(grading.sandbox_id).box.room
+    await _end(agent)
+    await suite.fleet.destroy_all(Cause.CANCELLED)
+    assert room.room_id not in suite.backend._rooms
+    assert not await room.join("late")
+
+
+class _Stubborn:
+    """An environment in which nothing can be killed at present."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+
+    async def run(self, command, env, emit):
+        self.started.set()
+        await asyncio.Event().wait()
+
+    async def kill(self, exec_id):
+        raise Unavailable("no answer")
+
+
+async def test_a_rollout_whose_command_cannot_be_killed_leaves_all_the_same():
+    left = asyncio.Event()
+
+    async def leave(member: str, room: Room) -> None:
+        left.set()
+
+    room = Room("room", (), _Stubborn(), None, share=2, end=1e9)
+    box = SharedBox("one", room, leave)
+    running = asyncio.ensure_future(box.run(Command(exec_id="e", argv=("x",)), {}, None))
+    async with asyncio.timeout(10):
+        await room.box.started.wait()
+        await box.destroy()
+    assert left.is_set()
+    running.cancel()
 
 
 async def test_many_come_and_go_and_nothing_is_left(suite, join):

@@ -7,7 +7,7 @@ optimistic(...) wherever it is shown.
 """
 
 import asyncio
-import contextlib
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -32,7 +32,9 @@ from sandbox.types import (
     FileEntry,
     Owner,
 )
-from servicekit.errors import FailedPrecondition, Unavailable
+from servicekit.errors import FailedPrecondition, HoneError, Unavailable
+
+log = logging.getLogger(__name__)
 
 _ROOM_SECONDS = 24 * 3600.0
 """Longest life of an environment; no sandbox may live longer."""
@@ -100,7 +102,10 @@ class OptimisticBackend:
         return SharedBox(spec.sandbox_id, room, self._leave)
 
     async def reap(self, known: frozenset[str]) -> int:
-        """Remove the inner backend's remains; see `Backend.reap`."""
+        """Remove the inner backend's remains, and empty environments of no use; see `Backend.reap`."""
+        async with self._placing:  # an empty one may be about to be joined
+            for room in list(self._rooms.values()):
+                await self._end_if_useless(room)
         return await self._inner.reap(frozenset(self._rooms) | frozenset(self._making))
 
     def live_count(self) -> int:
@@ -154,9 +159,11 @@ class OptimisticBackend:
         return room
 
     async def _leave(self, member: str, room: Room) -> None:
-        await room.leave(member)
-        self._on_lost.pop(member, None)
-        await self._end_if_useless(room)
+        try:
+            await room.leave(member)
+        finally:
+            self._on_lost.pop(member, None)
+            await self._end_if_useless(room)
 
     async def _end_if_useless(self, room: Room) -> None:
         """End an environment that is empty, unless it is clean and the only such one: that waits for who comes next."""
@@ -167,10 +174,11 @@ class OptimisticBackend:
             for other in self._rooms.values()
             if other is not room
         )
-        if stands_in or not room.is_usable:
+        if stands_in or not room.is_usable or self._clock() >= room.end:
             await self._end(room)
 
     async def _end(self, room: Room) -> None:
+        room.close()  # somebody may be about to join it
         if self._rooms.pop(room.room_id, None) is not None:
             await room.box.destroy()
 
@@ -277,9 +285,15 @@ class SharedBox:
         await asyncio.shield(self._destroying)
 
     async def _destroy(self) -> None:
-        with contextlib.suppress(BoxLost):
+        try:
             await asyncio.gather(*(self.room.box.kill(exec_id) for exec_id in list(self._running)))
-        await self._leave(self.sandbox_id, self.room)
+        except BoxLost:
+            pass
+        except HoneError as error:  # its state is looked at next, so nobody is deceived
+            extra = {"id": self.sandbox_id, "error": error.message}
+            log.warning("a command could not be killed", extra=extra)
+        finally:
+            await self._leave(self.sandbox_id, self.room)
 
     def _inner_id(self, exec_id: str) -> str:
         return f"{self.sandbox_id}/{exec_id}"

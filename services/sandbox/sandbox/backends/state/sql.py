@@ -94,7 +94,10 @@ class OutOfMemory(Exception):
 
 def connect(path: Path, **options: Any) -> sqlite3.Connection:
     """Open a database that exists; SQLite by itself would make an empty one where it is gone."""
-    return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, **options)
+    made: sqlite3.Connection = sqlite3.connect(
+        f"file:{quote(str(path))}?mode=rw", uri=True, **options
+    )
+    return made
 
 
 def open_database(path: Path, max_bytes: int) -> sqlite3.Connection:

@@ -68,6 +68,22 @@ async def test_another_network_than_none_is_refused(rig, backend):
     assert rig.cluster.pods() == []
 
 
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "sandboxes"'),
+        (403, "Forbidden", "pods is forbidden: status unknown for quota: sandboxes"),
+    ],
+)
+async def test_a_quota_that_is_being_counted_is_no_refusal(rig, backend, status, reason, message):
+    fault = rig.cluster.plant(
+        Fault("POST", "pods", times=2, status=status, reason=reason, message=message)
+    )
+    await rig.make(backend)
+    assert fault.hits == 2
+    assert len(rig.cluster.pods()) == 1
+
+
 async def test_5xx_is_retried_under_the_same_name(rig, backend):
     fault = rig.cluster.plant(Fault("POST", "pods", times=3, status=503))
     await rig.make(backend)

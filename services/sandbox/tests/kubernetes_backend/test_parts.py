@@ -74,6 +74,18 @@ def test_what_a_status_means(phase, more, state):
             "CLUSTER_REFUSES",
             False,
         ),
+        (
+            ApiStatus(409, "Conflict", "cannot be fulfilled on resourcequotas", None),
+            ResourceExhausted,
+            "CLUSTER_BUSY",
+            True,
+        ),
+        (
+            ApiStatus(403, "Forbidden", "status unknown for quota: x, resources: pods", None),
+            ResourceExhausted,
+            "CLUSTER_BUSY",
+            True,
+        ),
         (ApiStatus(401, "Unauthorized", "", None), FailedPrecondition, "CLUSTER_REFUSES", False),
         (ApiStatus(422, "Invalid", "", None), FailedPrecondition, "CLUSTER_REFUSES", False),
     ],

@@ -4,6 +4,7 @@ from sandbox.backends.kubernetes.api import ApiStatus, ApiUnreachable
 from servicekit.errors import FailedPrecondition, HoneError, ResourceExhausted, Unavailable
 
 _QUOTA = "exceeded quota"
+_QUOTA_UNKNOWN = "status unknown for quota"
 _QUOTA_SECONDS = 5.0
 _BUSY_SECONDS = 1.0
 
@@ -13,9 +14,16 @@ def is_over_quota(error: ApiStatus) -> bool:
     return error.status == 403 and _QUOTA in error.message
 
 
+def is_busy(error: ApiStatus) -> bool:
+    """Say whether the server could not get to it: too many requests, or a quota that many change at once."""
+    if error.status == 403:
+        return _QUOTA_UNKNOWN in error.message
+    return error.status == 429 or (error.status == 409 and error.reason == "Conflict")
+
+
 def may_pass(error: ApiStatus | ApiUnreachable) -> bool:
     """Say whether the same request may succeed a moment later."""
-    return isinstance(error, ApiUnreachable) or error.status == 429 or error.status >= 500
+    return isinstance(error, ApiUnreachable) or is_busy(error) or error.status >= 500
 
 
 def typed(error: ApiStatus | ApiUnreachable, what: str) -> HoneError:
@@ -23,7 +31,7 @@ def typed(error: ApiStatus | ApiUnreachable, what: str) -> HoneError:
     text = f"{what}: {error}"
     if isinstance(error, ApiUnreachable):
         return Unavailable(text, reason="CLUSTER_UNREACHABLE")
-    if error.status == 429:
+    if is_busy(error):
         wait = error.retry_after_seconds
         return ResourceExhausted(
             text,

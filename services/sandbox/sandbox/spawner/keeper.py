@@ -34,6 +34,7 @@ LINK = 4
 """Descriptor of the socket to the spawner, during set-up."""
 
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
+_NUM_STDIO = 3
 _OOM_FIRST_VICTIM = b"1000"
 _OOM_LAST_VICTIM = b"0"
 
@@ -49,19 +50,22 @@ class StageError(Exception):
         self.detail = str(error)
 
 
-def run_keeper(spec: Mapping[str, Any], join: Sequence[str], seccomp_filter: bytes) -> NoReturn:
+def run_keeper(
+    spec: Mapping[str, Any], join: Sequence[str], seccomp_filter: bytes, id_map: int
+) -> NoReturn:
     """Make the sandbox and serve it until the manager goes away. Its sockets are CONTROL and LINK.
 
     Args:
         spec: What to make; see `LocalBackend`.
         join: Files by which it joins its control groups, if it was not born in them.
         seccomp_filter: Of everything in the sandbox.
+        id_map: See `enter_root`.
     """
     control = socket.socket(fileno=CONTROL)
     link = socket.socket(fileno=LINK)
     try:
         keeper = _Keeper(control)
-        keeper.set_up(link, spec, join, seccomp_filter)
+        keeper.set_up(link, spec, join, seccomp_filter, id_map)
         link.close()
         keeper.serve()
     except StageError as error:
@@ -76,6 +80,8 @@ class _Keeper:
         self._control = control
         self._keys: dict[int, int] = {}
         """Of commands under way, by process id."""
+        self._marks: dict[int, int] = {}
+        """Descriptors of commands' UTS namespaces: while one is open its number means no other."""
         self._proc = -1
         self._oom_score = -1
         self._wakeup = -1
@@ -86,6 +92,7 @@ class _Keeper:
         spec: Mapping[str, Any],
         join: Sequence[str],
         seccomp_filter: bytes,
+        id_map: int,
     ) -> None:
         """Become the first process of a finished sandbox; say so to the manager."""
         stage = "cgroup"
@@ -95,10 +102,16 @@ class _Keeper:
             stage = "namespaces"
             namespaces.make_namespaces(spec["hostname"])
             stage = "root file system"
-            writable = enter_root(spec)
+            writable = enter_root(spec, id_map)
+            if id_map >= 0:
+                os.close(id_map)
             stage = "loopback"
             namespaces.bring_loopback_up()
             stage = "user namespace"
+            if not spec["rootless"]:
+                # The kernel counts what a user may have (inotify, signals, queues, descriptors on their way) also with
+                # whoever made the user namespace: that must not be the host's root.
+                syscalls.become(int(spec["uid"]))
             syscalls.unshare(syscalls.CLONE_NEWUSER)
             link.send(b"map")
             if not link.recv(1):
@@ -146,9 +159,14 @@ class _Keeper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def _start(self, request: dict[str, Any], stdio: list[int]) -> None:
-        stage = "mark"
+        for key in request["forget"]:
+            os.close(self._marks.pop(key))
+        stage = "fork"
         mark = -1
         try:
+            if len(stdio) != _NUM_STDIO:  # the kernel drops those that would be too many
+                raise OSError(errno.EAGAIN, "too many commands at once")
+            stage = "mark"
             syscalls.unshare(syscalls.CLONE_NEWUTS)
             mark = os.open("ns/uts", os.O_RDONLY, dir_fd=self._proc)
             stage = "working_dir"
@@ -160,12 +178,16 @@ class _Keeper:
             # The one call of the last stage both forks and executes; EAGAIN and ENOMEM come from the fork.
             if stage == "execute" and number in (errno.EAGAIN, errno.ENOMEM):
                 stage = "fork"
+            elif stage == "mark" and number == errno.EMFILE:
+                stage, number = "fork", errno.EAGAIN  # too many commands at once
             failure = {"op": "refused", "stage": stage, "errno": number}
             wire.send(self._control, {**failure, "key": request["key"]})
         else:
             self._keys[pid] = request["key"]
-            started = {"op": "started", "key": request["key"]}
-            wire.send(self._control, {**started, "mark": os.fstat(mark).st_ino}, [mark])
+            # The descriptor stays here until the manager has no more use for it: sending one fails when the commands
+            # have too many of their own on their way.
+            self._marks[request["key"]], number, mark = mark, os.fstat(mark).st_ino, -1
+            wire.send(self._control, {"op": "started", "key": request["key"], "mark": number})
         finally:
             os.chdir("/")
             for descriptor in (*stdio, mark):

@@ -87,9 +87,13 @@ class _Spawner:
                 link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 closing.enter_context(link)
                 closing.enter_context(theirs)
+                maps = -1
+                if spec["base"] and spec["base_uid"] != spec["uid"]:
+                    maps = namespaces.id_map(int(spec["base_uid"]), int(spec["uid"]))
+                    closing.callback(os.close, maps)
                 pid = self._fork(spec)
                 if pid == 0:
-                    self._become_keeper(spec, box.fileno(), theirs.fileno())
+                    self._become_keeper(spec, box.fileno(), theirs.fileno(), maps)
                 pidfd = os.pidfd_open(pid)
                 closing.callback(os.close, pidfd)
                 wire.send(box, {"op": "hello", "pid": pid}, [pidfd])
@@ -98,17 +102,16 @@ class _Spawner:
                 with contextlib.suppress(OSError):  # nobody waits for it any more
                     wire.send(box, {**failure, "detail": str(error)})
                 return
-            closing.pop_all()
-            theirs.close()
-            os.close(pidfd)
+            kept = link.detach()
+        link = socket.socket(fileno=kept)
         self._keepers[link.fileno()] = (link, pid, int(spec["uid"]))
         self._poll.register(link, select.POLLIN)
 
-    def _become_keeper(self, spec: Mapping[str, Any], box: int, link: int) -> NoReturn:
+    def _become_keeper(self, spec: Mapping[str, Any], box: int, link: int, maps: int) -> NoReturn:
         try:
-            _place_descriptors(box, link)
+            id_map = _place_descriptors(box, link, maps)
             born = spec["born_in"] and self._born_in_groups
-            run_keeper(spec, [] if born else spec["join"], self._seccomp_filter)
+            run_keeper(spec, [] if born else spec["join"], self._seccomp_filter, id_map)
         finally:
             os._exit(1)  # never back into the spawner's loop
 
@@ -142,12 +145,18 @@ class _Spawner:
         link.close()
 
 
-def _place_descriptors(box: int, link: int) -> None:
-    """Keep stdio and a keeper's two sockets, under the numbers that it expects, and nothing else."""
-    aside = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, LINK + 1) for number in (box, link)]
-    for number, source in zip((CONTROL, LINK), aside, strict=True):
+def _place_descriptors(box: int, link: int, maps: int) -> int:
+    """Keep stdio, a keeper's two sockets under the numbers that it expects, and `maps`; return its new number."""
+    aside = [
+        fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, LINK + 2)
+        for number in (box, link, maps)
+        if number >= 0
+    ]
+    places = (CONTROL, LINK, LINK + 1)[: len(aside)]
+    for number, source in zip(places, aside, strict=True):
         os.dup2(source, number, inheritable=False)
-    syscalls.close_from(LINK + 1)
+    syscalls.close_from(places[-1] + 1)
+    return places[-1] if maps >= 0 else -1
 
 
 def _forbid_imports() -> None:

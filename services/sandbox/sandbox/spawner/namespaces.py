@@ -59,13 +59,30 @@ def write_maps(pid: int, uid: int) -> None:
     write(f"/proc/{pid}/uid_map", f"0 {uid} 1")
 
 
+def id_map(inside: int, outside: int) -> int:
+    """Return a descriptor of a user namespace that maps one user and its group to another; for mounts."""
+    reader, writer = os.pipe()
+    pid = syscalls.fork_into(syscalls.CLONE_NEWUSER)
+    if pid == 0:  # it only has to be there until the namespace is held by the descriptor
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        for name in ("gid_map", "uid_map"):
+            write(f"/proc/{pid}/{name}", f"{inside} {outside} 1")
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def give_up_privileges(rootless: bool, seccomp_filter: bytes) -> None:
     """Become the sandbox's root with one capability, which ends at the next execve, and no way to gain another."""
     if not rootless:  # an ordinary user may not change its groups
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    syscalls.set_not_dumpable()
+    syscalls.set_dumpable(False)
     syscalls.keep_one_capability(syscalls.CAP_SYS_ADMIN)
     syscalls.set_no_new_privileges()
     syscalls.install_seccomp(seccomp_filter)

@@ -15,8 +15,11 @@ from sandbox.spawner import syscalls
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
-def enter_root(spec: Mapping[str, Any]) -> int:
-    """Build the root, pivot into it, and return a descriptor of the directory that holds what is written."""
+def enter_root(spec: Mapping[str, Any], id_map: int) -> int:
+    """Build the root, pivot into it, and return a descriptor of the directory that holds what is written.
+
+    `id_map` is a user namespace that makes the owner of an imported base the sandbox's own root, or negative.
+    """
     uid = int(spec["uid"])
     owner = f"uid={uid},gid={uid}"
     limits = f"size={spec['disk_bytes']},nr_inodes={spec['max_inodes']}"
@@ -24,7 +27,7 @@ def enter_root(spec: Mapping[str, Any]) -> int:
     syscalls.mount("tmpfs", spec["root_dir"], "tmpfs", flags, f"mode=755,{owner},{limits}")
     os.chdir(spec["root_dir"])
     if spec["base"]:
-        writable = _lay_over(spec["base"], uid, bool(spec["rootless"]))
+        writable = _lay_over(spec["base"], uid, bool(spec["rootless"]), id_map)
     else:
         _fill(spec, uid)
         writable = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
@@ -34,7 +37,7 @@ def enter_root(spec: Mapping[str, Any]) -> int:
     return writable
 
 
-def _lay_over(base: str, uid: int, rootless: bool) -> int:
+def _lay_over(base: str, uid: int, rootless: bool, id_map: int) -> int:
     """Mount an overlay of an imported base under a new upper layer, and go there."""
     syscalls.set_fs_ids(uid, uid)
     os.mkdir("upper", 0o755)
@@ -42,6 +45,10 @@ def _lay_over(base: str, uid: int, rootless: bool) -> int:
     os.mkdir("root", 0o755)
     syscalls.set_fs_ids(0, 0)
     writable = os.open("upper", os.O_RDONLY | os.O_DIRECTORY)
+    if id_map >= 0:
+        os.mkdir("base", 0o755)
+        syscalls.bind_read_only(base, "base", user_namespace=id_map)
+        base = "base"
     # By its descriptor, because a path may hold what means something among mount options.
     lower = os.open(base, os.O_PATH | os.O_DIRECTORY)
     options = f"lowerdir=/proc/self/fd/{lower},upperdir=upper,workdir=work,xino=on"

@@ -46,15 +46,18 @@ _MOUNT_ATTR_RDONLY = 0x1
 _MOUNT_ATTR_NOSUID = 0x2
 _MOUNT_ATTR_NODEV = 0x4
 _MOUNT_ATTR_NOEXEC = 0x8
+_MOUNT_ATTR_IDMAP = 0x100000
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
+_PR_SET_SECUREBITS = 28
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
+_SECBIT_NO_SETUID_FIXUP = 0x4
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 CAP_SYS_ADMIN = 21
@@ -164,10 +167,13 @@ def unmount(target: str, flags: int) -> None:
     _check(_libc.umount2(target.encode(), flags), f"umount2({target})")
 
 
-def bind_read_only(source: str, target: str, *, devices: bool = False) -> None:
+def bind_read_only(
+    source: str, target: str, *, devices: bool = False, user_namespace: int = -1
+) -> None:
     """Bind a file or a tree to another place: read-only, without set-uid, submounts alike.
 
-    Without devices too, unless they are what is wanted; then nothing in it can be executed.
+    Without devices too, unless they are what is wanted; then nothing in it can be executed. With a user namespace,
+    owners show as it maps them.
     """
     tree = _check(
         _libc.syscall(
@@ -181,7 +187,9 @@ def bind_read_only(source: str, target: str, *, devices: bool = False) -> None:
     try:
         other = _MOUNT_ATTR_NOEXEC if devices else _MOUNT_ATTR_NODEV
         flags = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | other
-        attributes = struct.pack("QQQQ", flags, 0, 0, 0)
+        if user_namespace >= 0:
+            flags |= _MOUNT_ATTR_IDMAP
+        attributes = struct.pack("QQQQ", flags, 0, 0, max(user_namespace, 0))
         _check(
             _libc.syscall(
                 ctypes.c_long(_NR_MOUNT_SETATTR),
@@ -250,9 +258,18 @@ def set_child_subreaper() -> None:
     _check(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def set_not_dumpable() -> None:
-    """Keep processes of the same uid out of this one's memory and /proc entries."""
-    _check(_prctl(_PR_SET_DUMPABLE, 0), "prctl(PR_SET_DUMPABLE)")
+def set_dumpable(dumpable: bool) -> None:
+    """Let processes of the same uid into this one's memory and /proc entries, or keep them out."""
+    _check(_prctl(_PR_SET_DUMPABLE, int(dumpable)), "prctl(PR_SET_DUMPABLE)")
+
+
+def become(uid: int) -> None:
+    """Become another user, and of its group, with all capabilities kept until the next user namespace."""
+    _check(_prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP), "prctl(PR_SET_SECUREBITS)")
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    set_dumpable(True)  # what /proc says of this process is its own again
 
 
 def keep_one_capability(capability: int) -> None:

@@ -16,6 +16,7 @@ import resource
 import sys
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,10 @@ from servicekit.errors import FailedPrecondition, Unavailable
 log = logging.getLogger(__name__)
 
 OUTER_UID = 100_000
-"""Host uid and gid of every sandbox's root when the manager is root; no user of the host has it."""
+"""Host uid and gid that imported roots belong to when the manager is root; no user of the host has it."""
+
+_NUM_UIDS = 60_000
+"""Each sandbox's root is one of so many uids after that: the kernel has limits per user, which no two may share."""
 
 _UNKNOWN_SECONDS = 60.0
 """A group without a sandbox in the table is removed after this long."""
@@ -96,6 +100,8 @@ class LocalBackend:
         self._boxes: dict[str, LocalBox] = {}
         self._first_seen: dict[str, float] = {}
         self._closing = False
+        self._first_uid = 0
+        self._uids_given = 0
 
     async def start(self) -> BackendInfo:
         """Get ready; see `Backend.start`."""
@@ -107,6 +113,9 @@ class LocalBackend:
             )
         self.lock()
         self._name = ManagerName.own(self._folder.instance())
+        self._first_uid = zlib.crc32(
+            str(self._name).encode()
+        )  # managers of one machine begin apart
         syscalls.set_child_subreaper()  # if the spawner dies, its orphans come here to be reaped
         for name in (_ROOT_DIR, _DEVICES_DIR):
             (self._state_dir / name).mkdir(exist_ok=True)
@@ -127,11 +136,12 @@ class LocalBackend:
         sandbox_id, limits = spec.sandbox_id, spec.limits
         plan = await self._plan(spec.template.rootfs)
         group = await self._make_group(sandbox_id, limits)
+        owner = self._new_owner()
         box = LocalBox(
             sandbox_id,
             cgroup=group,
             rootfs_digest=plan.digest,
-            owner=self._owner,
+            owner=owner,
             health_paths=plan.health_paths,
             make_name=lambda: f".hone-{uuid.uuid4().hex}",
             pool=self._pool,
@@ -139,7 +149,7 @@ class LocalBackend:
         )
         self._boxes[sandbox_id] = box
         try:
-            await box.launch(await self._living_spawner(), self._spec(plan, limits, group))
+            await box.launch(await self._living_spawner(), self._spec(plan, limits, group, owner))
             if spec.snapshot is not None:
                 await box.restore(spec.snapshot)
         except BaseException as error:  # also when cancelled: nothing may be left of it
@@ -294,7 +304,20 @@ class LocalBackend:
             task = self._plans[source] = asyncio.get_running_loop().create_task(work)
         return await asyncio.shield(task)
 
-    def _spec(self, plan: RootPlan, limits: Limits, group: BoxCgroup | None) -> dict[str, Any]:
+    def _new_owner(self) -> int:
+        """Return the host uid of a new sandbox's root, which no other here has."""
+        if self._rootless:
+            return self._owner
+        taken = {box.owner for box in self._boxes.values()}
+        while True:
+            self._uids_given += 1
+            uid = OUTER_UID + 1 + (self._first_uid + self._uids_given) % _NUM_UIDS
+            if uid not in taken:
+                return uid
+
+    def _spec(
+        self, plan: RootPlan, limits: Limits, group: BoxCgroup | None, owner: int
+    ) -> dict[str, Any]:
         limit_numbers = [
             (resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES),
             (resource.RLIMIT_CORE, 0, 0),
@@ -310,7 +333,8 @@ class LocalBackend:
             "join": group.join_paths() if group is not None else [],
             "born_in": group.birth_folder() if group is not None else "",
             "rootless": self._rootless,
-            "uid": 0 if self._rootless else OUTER_UID,
+            "uid": 0 if self._rootless else owner,
+            "base_uid": 0 if self._rootless else OUTER_UID,
             "root_dir": str(self._state_dir / _ROOT_DIR),
             "dev_dir": str(self._state_dir / _DEVICES_DIR),
             "disk_bytes": limits.disk_bytes,

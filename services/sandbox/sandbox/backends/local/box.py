@@ -73,7 +73,7 @@ class LocalBox:
         self._cgroup = cgroup
         self._killer = TreeKiller(cgroup)
         self._evidence = Evidence(cgroup)
-        self._owner = owner
+        self.owner = owner
         self._health_paths = health_paths
         self._make_name = make_name
         self._pool = pool
@@ -88,6 +88,8 @@ class LocalBox:
         self._files: LocalFiles | None = None
         self._running: dict[int, RunningCommand] = {}
         self._next_key = 0
+        self._forget: list[int] = []
+        """Commands whose marks the keeper need not hold any more; it is told with the next."""
         self._launched = False
         self._dead = False
         self._broken = False
@@ -147,7 +149,7 @@ class LocalBox:
         self._next_key += 1
         key = self._next_key
         running = RunningCommand(
-            command, self._owner, emit, lambda: self._stop(running, Termination.OUTPUT_LIMIT)
+            command, self.owner, emit, lambda: self._stop(running, Termination.OUTPUT_LIMIT)
         )
         self._running[key] = running
         forks_refused = self._evidence.forks_refused()
@@ -181,10 +183,12 @@ class LocalBox:
         """Ask the keeper to start a command; if that fails, nothing of it is left that could be waited for."""
         command = running.command
         request = {"key": key, "argv": list(command.argv), "env": dict(env)}
+        forget, self._forget = self._forget, []
         assert self._channel is not None
         try:
             await self._channel.send(
-                {**request, "cwd": command.working_dir}, running.child_descriptors
+                {**request, "cwd": command.working_dir, "forget": forget},
+                running.child_descriptors,
             )
         except TimeoutError as error:
             self._lose("its keeper takes no requests")
@@ -193,6 +197,7 @@ class LocalBox:
             self._die()  # the keeper is gone; `_on_close` tells of it
             raise BoxLost from error
         except BaseException:  # also when cancelled
+            self._forget += forget
             self._fail(key)
             raise
 
@@ -286,7 +291,7 @@ class LocalBox:
             self._files = LocalFiles(
                 root=root,
                 writable=writable,
-                owner=self._owner,
+                owner=self.owner,
                 make_name=self._make_name,
                 pool=self._pool,
             )
@@ -297,16 +302,16 @@ class LocalBox:
             if not self._ready.done():
                 self._ready.set_exception(LaunchError(f"{message['stage']}: {message['detail']}"))
         elif operation == "started":
-            self._on_started(message, descriptors[0])
+            self._on_started(message["key"], message["mark"])
         elif operation in ("ended", "refused"):
             self._on_ended(message)
 
-    def _on_started(self, message: dict[str, Any], mark_descriptor: int) -> None:
-        running = self._running.get(message["key"])
+    def _on_started(self, key: int, mark: int) -> None:
+        running = self._running.get(key)
         if running is None:
-            os.close(mark_descriptor)
+            self._forget.append(key)
             return
-        running.set_mark(message["mark"], mark_descriptor)
+        running.set_mark(mark, lambda: self._forget.append(key))
 
     def _on_ended(self, message: dict[str, Any]) -> None:
         running = self._running.pop(message["key"], None)

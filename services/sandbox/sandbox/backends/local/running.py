@@ -37,7 +37,9 @@ class RunningCommand:
         self.killing: asyncio.Task[None] | None = None
         """Set while, and after, everything that the command started is being killed."""
         self._mark = 0
-        self._mark_descriptor = -1
+        self._let_mark_go: Callable[[], None] | None = None
+        self._mark_holders = 0
+        self._is_mark_needed = True
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int] = loop.create_future()
         """Exit code, negative for a signal."""
@@ -116,9 +118,9 @@ class RunningCommand:
         else:
             self.killing.add_done_callback(lambda _: self._release_mark())
 
-    def set_mark(self, mark: int, descriptor: int) -> None:
-        """Take the UTS namespace that marks everything the command started: its inode number and a descriptor."""
-        self._mark, self._mark_descriptor = mark, descriptor
+    def set_mark(self, mark: int, let_go: Callable[[], None]) -> None:
+        """Take the number that marks everything the command started; it means nothing else until `let_go` is called."""
+        self._mark, self._let_mark_go = mark, let_go
         if not self.command.kill_survivors:  # otherwise it is needed beyond the end
             self.ended.add_done_callback(lambda _: self._release_mark())
         self.started.set()
@@ -126,19 +128,24 @@ class RunningCommand:
     @contextlib.contextmanager
     def held_mark(self) -> Iterator[int]:
         """Give the mark, 0 if there is none; its number is given to no other command while inside."""
-        if self._mark_descriptor < 0:
+        if self._let_mark_go is None:
             yield 0
             return
-        held = os.dup(self._mark_descriptor)
+        self._mark_holders += 1
         try:
             yield self._mark
         finally:
-            os.close(held)
+            self._mark_holders -= 1
+            self._let_go_of_mark()
 
     def _release_mark(self) -> None:
-        if self._mark_descriptor >= 0:
-            os.close(self._mark_descriptor)
-            self._mark_descriptor = -1
+        self._is_mark_needed = False
+        self._let_go_of_mark()
+
+    def _let_go_of_mark(self) -> None:
+        if self._let_mark_go is not None and not (self._is_mark_needed or self._mark_holders):
+            self._let_mark_go()
+            self._let_mark_go = None
 
     def _readable(self, descriptor: int) -> None:
         try:

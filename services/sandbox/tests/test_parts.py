@@ -1,12 +1,15 @@
 """The small parts: output caps, journal, cgroup detection, wire, filter, requests, digest."""
 
+import contextlib
 import json
 import os
+import resource
 import socket
 import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -113,6 +116,59 @@ def test_what_is_made_ahead_survives_a_rewrite_of_the_journal(tmp_path):
     assert len(lines) < 20_000
     assert '{"op": "ahead", "sandbox_id": "sbx_kept"}' in lines
     records.close()
+
+
+@contextlib.contextmanager
+def _files_end_at(num_bytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_record_that_cannot_be_written_is_none_and_spoils_no_other(tmp_path):
+    path = tmp_path / "records.jsonl"
+    records = Records(path)
+    records.begin(_record(1))
+    with _files_end_at(path.stat().st_size + 20):  # half a line fits
+        with pytest.raises(OSError, match="too large"):
+            records.begin(_record(2))
+        assert records.last_of(_record(2).key) is None
+        with pytest.raises(OSError, match="too large"):
+            records.end_rollout("r1")
+        assert not records.has_ended("r1")  # whoever tells it tells it again
+        records.finish("sbx_1", Cause.OUTCOME)  # that it is gone is true, written or not
+    records.begin(_record(3))
+    records.close()
+    again = Records(path)
+    assert {r.sandbox_id: r.cause for r in again.untold()} == {
+        "sbx_1": Cause.MANAGER_LOST,
+        "sbx_3": Cause.MANAGER_LOST,
+    }
+    again.close()
+
+
+def test_a_journal_that_cannot_be_rewritten_goes_on(tmp_path):
+    path = tmp_path / "records.jsonl"
+    records = Records(path)
+
+    def make_and_drop(count: int) -> int:
+        for number in range(count):
+            records.begin_ahead(f"sbx_ahead_{number}")
+            records.drop(f"sbx_ahead_{number}")
+        return len(path.read_text().splitlines())
+
+    records.begin(_record(1))
+    path.with_suffix(".new").mkdir()  # in the way
+    assert make_and_drop(10_000) == 20_001
+    path.with_suffix(".new").rmdir()
+    assert make_and_drop(10_000) < 10_000
+    records.close()
+    again = Records(path)
+    assert [r.sandbox_id for r in again.untold()] == ["sbx_1"]
+    again.close()
 
 
 async def test_sync_is_shared(tmp_path):

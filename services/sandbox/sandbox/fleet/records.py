@@ -16,7 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sandbox.storage.files import write_all
+from sandbox.storage.spool import room_is_ours
 from sandbox.types import BoxKey, Cause, Purpose
+from servicekit.errors import HoneError
 
 log = logging.getLogger(__name__)
 
@@ -89,25 +92,25 @@ class Records:
 
     def begin(self, record: SandboxRecord) -> None:
         """Write that a sandbox is about to be made, or that one that was made ahead is about to be handed over."""
+        self._append(_begin_line(record))
         self._ahead.pop(record.sandbox_id, None)
         self._put(record)
-        self._append(_begin_line(record))
 
     def begin_ahead(self, sandbox_id: str) -> None:
         """Write that a sandbox is about to be made for nobody yet."""
-        self._ahead[sandbox_id] = None
         self._append(_ahead_line(sandbox_id))
+        self._ahead[sandbox_id] = None
 
     def drop(self, sandbox_id: str) -> None:
         """Write that nothing is left of a sandbox that nobody was told of, as if it had never been."""
         self._forget(sandbox_id)
-        self._append({"op": "drop", "sandbox_id": sandbox_id})
+        self._try_append({"op": "drop", "sandbox_id": sandbox_id})
 
     def finish(self, sandbox_id: str, cause: Cause, *, polluted: bool = False) -> SandboxRecord:
         """Write that nothing is left of a sandbox."""
         record = replace(self._sandboxes[sandbox_id], cause=cause, polluted=polluted)
         self._put(record)
-        self._append(_finish_line(record))
+        self._try_append(_finish_line(record))
         return record
 
     def mark_told(self, sandbox_id: str) -> None:
@@ -115,13 +118,13 @@ class Records:
         record = self._sandboxes.get(sandbox_id)
         if record is not None and record.cause is not None:
             self._put(replace(record, told=True))
-            self._append(_finish_line(self._sandboxes[sandbox_id]))
+            self._try_append(_finish_line(self._sandboxes[sandbox_id]))
 
     def end_rollout(self, rollout_id: str) -> None:
         """Write that a rollout's outcome was seen."""
         if rollout_id not in self._ended:
-            self._put_ended(rollout_id)
             self._append({"op": "end", "rollout_id": rollout_id})
+            self._put_ended(rollout_id)
 
     async def sync(self) -> None:
         """Wait until all that was written is on disk; concurrent callers share one flush."""
@@ -140,13 +143,42 @@ class Records:
             self._descriptor = -1
 
     def _append(self, line: dict[str, Any]) -> None:
-        os.write(self._descriptor, (json.dumps(line) + "\n").encode())
+        """Write a line whole or not at all.
+
+        Raises:
+            ResourceExhausted: the disk is full (reason MANAGER_DISK_FULL).
+        """
+        size = os.fstat(self._descriptor).st_size
+        try:
+            with room_is_ours():
+                write_all(self._descriptor, (json.dumps(line) + "\n").encode())
+        except BaseException:
+            os.ftruncate(
+                self._descriptor, size
+            )  # the next line must not go on where this one broke off
+            raise
         self._written += 1
         self._lines += 1
         needed = 2 * len(self._sandboxes) + len(self._ahead) + len(self._ended) + 1000
         if self._lines > _REWRITE_FACTOR * needed and not self._sync_lock.locked():
+            self._shorten()
+
+    def _try_append(self, line: dict[str, Any]) -> None:
+        """Write a line that says what is gone; without it the next manager takes it for lost, and no more is wrong."""
+        try:
+            self._append(line)
+        except (OSError, HoneError) as error:
+            log.error("record not written", extra={"file": str(self._path), "error": str(error)})
+
+    def _shorten(self) -> None:
+        try:
+            shorter = self._rewrite()
+        except OSError as error:
+            log.error("journal not rewritten", extra={"file": str(self._path), "error": str(error)})
+            self._lines = 0  # the old one goes on, and is rewritten when it has grown as much again
+        else:
             os.close(self._descriptor)
-            self._descriptor = self._rewrite()
+            self._descriptor = shorter
 
     def _rewrite(self) -> int:
         """Replace the journal by one that holds only what is kept; return its descriptor, at the end."""
@@ -156,9 +188,11 @@ class Records:
             file.writelines(json.dumps(line) + "\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         os.replace(temporary, self._path)
+        _sync_folder(self._path.parent)
         self._lines = len(lines)
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        return descriptor
 
     def _current_lines(self) -> Iterator[dict[str, Any]]:
         for record in self._sandboxes.values():
@@ -233,6 +267,14 @@ class Records:
         self._ended.move_to_end(rollout_id)
         if len(self._ended) > self._max_ended:
             self._ended.popitem(last=False)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _begin_line(record: SandboxRecord) -> dict[str, Any]:

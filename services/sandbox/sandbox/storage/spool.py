@@ -42,5 +42,5 @@ def room_is_ours() -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ResourceExhausted(
-            "the manager's disk has no room for the archive", reason="MANAGER_DISK_FULL"
+            "the manager's disk has no room left", reason="MANAGER_DISK_FULL"
         ) from error

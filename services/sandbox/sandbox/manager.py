@@ -23,9 +23,11 @@ from sandbox.types import (
     Feature,
     FileContent,
     FileEntry,
+    Purpose,
     SandboxInfo,
     Stats,
 )
+from servicekit.errors import PermissionDenied
 
 
 class SandboxManager:
@@ -165,13 +167,14 @@ class SandboxManager:
     ) -> SandboxInfo:
         """Move the end of the idle lease to this long from now; 0 means as long as at first."""
         entry = self.door.use(caller, rollout_id, sandbox_id)
-        entry.lease.renew(idle_seconds or None)
+        entry.lease.extend(idle_seconds)
         return entry.info()
 
     async def get(self, caller: Caller, rollout_id: str, sandbox_id: str) -> SandboxInfo:
         """Say what is known of a sandbox; does not renew its lease."""
         self._gate.admit(caller, rollout_id, operator_may=True)
         entry = self.door.living(rollout_id, sandbox_id)
+        require_purpose(caller, entry.record.key.purpose)
         try:
             return replace(entry.info(), polluted=await entry.box.polluted())
         except BoxLost as error:
@@ -205,6 +208,11 @@ class SandboxManager:
         found = self._snapshots.find(spec.key.rollout_id, spec.snapshot_id)
         origin = found.origin
         require_purpose(caller, origin.purpose)
+        if origin.purpose is Purpose.GRADE and spec.key.purpose is Purpose.AGENT:
+            raise PermissionDenied(
+                f"snapshot {spec.snapshot_id} is a grading box's; no agent's sandbox starts from it",
+                reason="WRONG_ROLE",
+            )
         if (origin.backend, origin.template) != (self._backend.backend, spec.template.name):
             raise snapshot_mismatch(spec.snapshot_id, "template or backend")
         await self._snapshots.check(found)

@@ -62,13 +62,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class ToldEvents:
-    """Keeps what was told; can be cut off."""
+    """Keeps what was told; can be cut off, and be slow to take in that a sandbox was made."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, str, str]] = []
         self.reachable = True
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.being_told = 0
 
     async def created(self, info: SandboxInfo) -> None:
+        self.being_told += 1
+        await self.gate.wait()
+        self.being_told -= 1
         self._check()
         self.log.append(("created", info.sandbox_id, ""))
 

@@ -124,6 +124,18 @@ async def test_the_cancel_of_a_run_reaches_creates_that_wait_and_that_are_under_
     await suite.manager.close()
 
 
+async def test_the_cancel_of_a_run_reaches_a_create_that_is_being_told(suite, backend):
+    suite.events.gate.clear()
+    creating = asyncio.ensure_future(suite.create(suite.rollout_id(), run_id="run-a"))
+    await until(lambda: suite.events.being_told == 1)
+    assert await suite.manager.destroy_by_run(OPERATOR, "run-a") == 1
+    suite.events.gate.set()
+    with pytest.raises(FailedPrecondition) as caught:
+        await creating
+    assert caught.value.reason == "RUN_CANCELLED"
+    assert backend.live_count() == 0
+
+
 async def test_an_outcome_takes_its_create_out_of_the_queue(backend, clock, tmp_path, suite_maker):
     suite = suite_maker(backend, tmp_path, clock, parallel_creates=1)
     await suite.manager.start()

@@ -75,6 +75,9 @@ async def test_an_idle_sandbox_goes_and_every_call_renews(suite, clock):
         )
         await suite.fleet.expire()
     suite.manager.extend(caller, rollout_id, info.sandbox_id, 300.0)
+    await suite.manager.run(  # a call makes no lease shorter
+        caller, rollout_id, info.sandbox_id, Command(exec_id="extended", argv=("true",))
+    )
     clock.now += 200
     await suite.fleet.expire()
     assert suite.events.causes(info.sandbox_id) == []
@@ -219,7 +222,10 @@ async def test_a_sandbox_that_cannot_be_told_is_not_handed_over(suite, backend):
     suite.events.reachable = True
     await suite.fleet.reap()
     assert suite.records.untold() == []
-    assert [cause for _, _, cause in suite.events.log] == ["cancelled"]
+    assert [cause for _, _, cause in suite.events.log] == ["manager_lost"]
+    with pytest.raises(Unavailable) as caught:  # our fault, so it stays one when it is repeated
+        await suite.create(rollout_id)
+    assert caught.value.reason == "SANDBOX_LOST"
 
 
 async def test_a_destruction_that_was_not_told_is_told_later(suite):

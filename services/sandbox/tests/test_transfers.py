@@ -243,6 +243,9 @@ async def test_a_grader_starts_from_the_agents_snapshot_and_an_agent_not_from_th
     with pytest.raises(PermissionDenied) as caught:
         await work.suite.create(work.rollout_id, sequence=1, snapshot_id="of-the-grader")
     assert caught.value.reason == "WRONG_ROLE"
+    spec = work.suite.spec(work.rollout_id, sequence=1, snapshot_id="of-the-grader")
+    with pytest.raises(PermissionDenied, match="grading box's"):  # nor by a grader's hand
+        await work.suite.manager.create(work.grader, spec)
     with pytest.raises(PermissionDenied):
         work.suite.transfers.delete_snapshot(work.caller, work.rollout_id, "of-the-grader")
     work.suite.transfers.delete_snapshot(work.grader, work.rollout_id, "of-the-grader")

@@ -37,7 +37,7 @@ from sandbox.types import (
     Stats,
     Template,
 )
-from servicekit.errors import HoneError
+from servicekit.errors import FailedPrecondition, HoneError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -192,13 +192,15 @@ class Fleet:
         self._plans.run_finished(run_id)
         doomed = [entry for entry in self._table.all() if entry.record.run_id == run_id]
         made = {entry.record.key for entry in doomed}
-        stopped = [
-            one
-            for one in self._creations.all()
-            if one.spec.run_id == run_id and one.spec.key not in made
-        ]
-        for creation in stopped:
-            self._creations.stop(creation, run_cancelled(run_id))
+        stopped = []
+        for creation in self._creations.all():
+            if creation.spec.run_id != run_id:
+                continue
+            if creation.spec.key in made:
+                creation.refusal = run_cancelled(run_id)  # it is being told, and among the doomed
+            else:
+                self._creations.stop(creation, run_cancelled(run_id))
+                stopped.append(creation)
         await ended(stopped)
         await self._destroy(doomed, Cause.CANCELLED)
         return len(doomed) + len(stopped)
@@ -321,11 +323,13 @@ class Fleet:
             await self._records.sync()
             self._refuse_if_ended(key)
             await self._events.created(entry.info())
-        except BaseException:  # also when cancelled: what may have been told must end
-            await self.destroy(entry, Cause.CANCELLED)
+        except BaseException as error:  # also when cancelled: what may have been told must end
+            # Whoever repeats a create that could not be told hears of a loss, not of an end of its own doing.
+            unwanted = isinstance(error, asyncio.CancelledError | FailedPrecondition)
+            await self.destroy(entry, Cause.CANCELLED if unwanted else Cause.MANAGER_LOST)
             raise
-        if entry.cause is not None:
-            raise gone(entry.record_with(entry.cause))  # it ended while it was being told
+        if entry.cause is not None:  # it ended while it was being told
+            raise creation.refusal or gone(entry.record_with(entry.cause))
         self._measures.provisioned(entry.info())
         return entry
 

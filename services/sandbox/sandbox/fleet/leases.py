@@ -19,8 +19,12 @@ class Lease:
         self.deadline = clock() + lifetime_seconds
         self.idle_deadline = clock() + idle_seconds
 
-    def renew(self, idle_seconds: float | None = None) -> None:
-        """Move the end of the idle lease to this long from now; by default as long as at first."""
+    def renew(self) -> None:
+        """Take note of a call: the end is no nearer than it was at first, and where it is further away it stays."""
+        self.idle_deadline = max(self.idle_deadline, self._clock() + self._idle_seconds)
+
+    def extend(self, idle_seconds: float) -> None:
+        """Move the end of the idle lease to this long from now; 0 means as long as at first."""
         self.idle_deadline = self._clock() + (idle_seconds or self._idle_seconds)
 
     @contextmanager
@@ -31,7 +35,7 @@ class Lease:
             yield
         finally:
             self._active -= 1
-            self.idle_deadline = max(self.idle_deadline, self._clock() + self._idle_seconds)
+            self.renew()
 
     def expired(self) -> Cause | None:
         """Say why it is over, or None while it is not."""

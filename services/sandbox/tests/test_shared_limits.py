@@ -84,3 +84,73 @@ async def test_no_two_live_sandboxes_are_the_same_user(real, use):
     users = [Path(f"/proc/{keeper}/uid_map").read_text().split() for keeper in keepers]
     assert len({outside for _, outside, _ in users}) == len(boxes)
     assert all(int(outside) > 100_000 and count == "1" for _, outside, count in users)
+
+
+TERMINALS = """
+import os, time
+got = 0
+try:
+    while got < 900:
+        os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY)
+        got += 1
+except OSError: pass
+"""
+
+
+async def test_the_machines_terminals_are_not_taken_by_one(box):
+    got = await box.python(TERMINALS + "print(got)")
+    assert got.exit_code == 0, got
+    assert 16 <= int(got.stdout) <= 64  # of 4096 that all namespaces together may have
+
+
+SOCKETS = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0), backlog=300)
+kept, got = [], 0
+for _ in range(60):
+    sender = socket.create_connection(server.getsockname())
+    kept += [sender, server.accept()[0]]
+    sender.setblocking(False)
+    try:
+        while True: got += sender.send(bytes(1 << 18))
+    except BlockingIOError: pass
+datagrams = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(300)]
+for one in datagrams:
+    one.bind(("127.0.0.1", 0))
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+    for _ in range(30):
+        try: datagrams[0].sendto(bytes(30_000), one.getsockname())
+        except OSError: break
+"""
+
+
+async def test_what_waits_in_sockets_is_bounded(real, use):
+    box = use(real, (await real.create(real.rollout_id())).info)
+    before = _socket_bytes()
+    taking = await _take(box, SOCKETS)
+    assert _socket_bytes() - before < 128 << 20
+    taking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await taking
+
+
+async def test_programs_still_talk_over_loopback(box):
+    script = """
+import socket, threading
+server = socket.create_server(("127.0.0.1", 0))
+sent = 64 << 20
+def send():
+    with socket.create_connection(server.getsockname()) as one: one.sendall(bytes(sent))
+threading.Thread(target=send).start()
+taken, got = server.accept()[0], 0
+while piece := taken.recv(1 << 20): got += len(piece)
+print(got == sent)
+"""
+    assert (await box.python(script)).stdout == b"True\n"
+
+
+def _socket_bytes() -> int:
+    """Return how much the machine holds in TCP and UDP buffers, of all network namespaces."""
+    lines = Path("/proc/net/sockstat").read_text().splitlines()
+    fields = [line.split() for line in lines if line.startswith(("TCP:", "UDP:"))]
+    return sum(int(line[line.index("mem") + 1]) for line in fields) * os.sysconf("SC_PAGE_SIZE")

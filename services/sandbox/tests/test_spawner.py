@@ -179,3 +179,58 @@ async def test_a_keeper_is_in_every_control_group_of_its_sandbox(real, box):
 def _status(text: str) -> dict[str, str]:
     pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
     return {key: value.strip() for key, value in pairs}
+
+
+OF_THE_KEEPER = """
+import ctypes, os, resource, signal
+libc = ctypes.CDLL(None, use_errno=True)
+null = ctypes.byref(ctypes.c_int(0))
+tries = {
+    "no processor time": lambda: resource.prlimit(1, resource.RLIMIT_CPU, (0, 0)),
+    "no memory": lambda: resource.prlimit(1, resource.RLIMIT_AS, (0, 0)),
+    "no descriptors": lambda: resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0)),
+    "last in turn": lambda: os.setpriority(os.PRIO_PROCESS, 1, 19),
+    "last in turn, by group": lambda: os.setpriority(os.PRIO_PGRP, 1, 19),
+    "last in turn, by user": lambda: os.setpriority(os.PRIO_USER, 0, 19),
+    "only when idle": lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)),
+    "parameters": lambda: os.sched_setparam(1, os.sched_param(0)),
+    "one processor": lambda: os.sched_setaffinity(1, {0}),
+    "first victim": lambda: open("/proc/1/oom_score_adj", "w").write("1000"),
+    "memory": lambda: open("/proc/1/mem", "r+b"),
+    "descriptors": lambda: os.listdir("/proc/1/fd"),
+}
+for name, attempt in tries.items():
+    try: attempt()
+    except PermissionError: continue
+    print("done to the keeper:", name)
+print("own limits", resource.prlimit(os.getpid(), resource.RLIMIT_NOFILE, (512, 512))[0])
+os.setpriority(os.PRIO_PROCESS, 0, 5)
+os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))
+for number in range(1, 65):
+    try: os.kill(1, number)
+    except OSError: pass
+"""
+
+
+async def test_commands_do_nothing_to_the_keeper(box):
+    """What they break of it would look like our failure, which is tried again."""
+    outcome = await box.python(OF_THE_KEEPER)
+    assert (outcome.exit_code, outcome.stderr) == (0, b"")
+    assert outcome.stdout == b"own limits 1024\n"
+    assert (await box.sh("echo here")).stdout == b"here\n"
+
+
+async def test_a_file_that_signals_its_owner_does_not_reach_the_keeper(box):
+    script = """
+import fcntl, os, signal
+for number in (0, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
+    reader, writer = os.pipe()
+    try:
+        fcntl.fcntl(reader, fcntl.F_SETOWN, 1)
+        fcntl.fcntl(reader, fcntl.F_SETSIG, number)
+    except OSError: continue
+    fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC)
+    os.write(writer, b"x")
+"""
+    assert (await box.python(script)).exit_code == 0
+    assert (await box.sh("echo here")).stdout == b"here\n"

@@ -12,6 +12,9 @@ from typing import Any
 
 from sandbox.spawner import syscalls
 
+_MAX_TERMINALS = 64
+"""Of one sandbox; all that there are may have 4096, the host's included (kernel.pty.max)."""
+
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
@@ -110,6 +113,7 @@ def prepare_devices(folder: str) -> None:
 def _add_devices(folder: str, owner: str, shm_bytes: int) -> None:
     flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
     syscalls.bind_read_only(folder, "dev", devices=True)
-    syscalls.mount("devpts", "dev/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
+    pts = f"newinstance,ptmxmode=0666,mode=620,max={_MAX_TERMINALS}"
+    syscalls.mount("devpts", "dev/pts", "devpts", flags, pts)
     shm = f"mode=1777,size={shm_bytes},nr_inodes=4096,{owner}"
     syscalls.mount("tmpfs", "dev/shm", "tmpfs", flags | syscalls.MS_NODEV, shm)

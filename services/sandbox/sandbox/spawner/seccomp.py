@@ -3,6 +3,9 @@
 A deny list: programs of all kinds must run, so only calls that widen the kernel's attack surface or look past the
 sandbox are refused (EPERM). clone3 answers ENOSYS, so that libc falls back to clone, whose flags can be looked at. It
 holds for the keeper too, which starts the commands.
+
+The keeper belongs to the same user as they do, so that the kernel would let them set its limits and its priority: no
+command may name process 1, nor all processes of the user, where those are set.
 """
 
 import errno
@@ -96,6 +99,20 @@ _UNSHARE = {"x86_64": 272, "aarch64": 97}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _IOCTL = {"x86_64": 16, "aarch64": 29}
 
+_KEEPER = 1
+"""Process id, and process group, of the keeper as everything in the sandbox numbers it."""
+
+# name: numbers, argument that names the process, value of the first argument that means all of a user's, or None
+_SETS_A_PROCESS: dict[str, tuple[tuple[int, int], int, int | None]] = {
+    "ioprio_set": ((251, 30), 1, 3),
+    "prlimit64": ((302, 261), 0, None),
+    "sched_setaffinity": ((203, 122), 0, None),
+    "sched_setattr": ((314, 274), 0, None),
+    "sched_setparam": ((142, 118), 0, None),
+    "sched_setscheduler": ((144, 119), 0, None),
+    "setpriority": ((141, 140), 1, 2),
+}
+
 
 def build_filter(machine: str | None = None) -> bytes:
     """Return the filter for an architecture (default: this one) as packed instructions."""
@@ -135,6 +152,11 @@ def build_filter(machine: str | None = None) -> bytes:
             *_refuse_if(_JEQ, _TIOCLINUX, errno.EPERM),
         ],
     )
+    for numbers, subject, whole_user in _SETS_A_PROCESS.values():
+        checks = [_load_argument(subject), *_refuse_if(_JEQ, _KEEPER, errno.EPERM)]
+        if whole_user is not None:
+            checks += [_load_argument(0), *_refuse_if(_JEQ, whole_user, errno.EPERM)]
+        program += _when_call(numbers[column], checks)
     program.append(_op(_RET, _RET_ALLOW))
     return b"".join(program)
 

@@ -29,6 +29,9 @@ _MANAGER_LEAF = "hone-manager"
 _CPU_PERIOD_MICROSECONDS = 100_000
 _PEAK_SLACK_BYTES = 2 * 1024 * 1024
 """How far below its limit a group's peak may stay when the next allocation, a huge page, does not fit."""
+_SOCKETS_SHARE = 4
+_MAX_SOCKETS_BYTES = 64 * 1024 * 1024
+"""Of the memory limit, what may wait in sockets beside it, in version 1."""
 _KILL_SECONDS = 5.0
 _REMOVE_SECONDS = 5.0
 _MAKE_TRIES = 10
@@ -245,6 +248,9 @@ class Cgroups:
         if self.tree.version == 1:
             _write(memory / "memory.limit_in_bytes", str(limits.memory_bytes))
             _write_if_there(memory / "memory.memsw.limit_in_bytes", str(limits.memory_bytes))
+            # What waits in sockets is counted apart, and only where it has a limit; version 2 counts it as memory.
+            sockets = min(limits.memory_bytes // _SOCKETS_SHARE, _MAX_SOCKETS_BYTES)
+            _write_if_there(memory / "memory.kmem.tcp.limit_in_bytes", str(sockets))
             if "cpu" in folders:
                 _write(folders["cpu"] / "cpu.cfs_period_us", str(_CPU_PERIOD_MICROSECONDS))
                 _write(folders["cpu"] / "cpu.cfs_quota_us", str(quota))

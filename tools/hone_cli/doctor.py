@@ -96,7 +96,8 @@ def _probe_sandbox() -> Check | None:
     try:
         found = json.loads(ran.stdout) if ran is not None else {"error": "the probe did not end"}
     except ValueError:
-        found = {"error": "the probe crashed"}
+        said = ran.stderr.strip().splitlines() if ran is not None else []
+        found = {"error": f"the probe crashed: {said[-1] if said else 'it said nothing'}"}
     if "error" in found:
         remedy = "see services/sandbox/README.md for what the kernel must allow"
         return Check(name="sandbox", state="fail", detail=found["error"], remedy=remedy)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 async def probe(folder: Path) -> dict[str, str]:
     """Starts the backend in an empty folder, which makes a sandbox and runs a command in it, and ends it."""
-    from sandbox.backends.table import BACKENDS
+    from sandbox.backends.local.backend import LocalBackend
 
-    backend = BACKENDS["local"](folder)
+    backend = LocalBackend(folder)
     try:
         info = await backend.start()
     finally:

@@ -3,14 +3,18 @@
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from sandbox.backends.local.backend import LocalBackend
 from sandbox.backends.local.cgroups import find_tree
-from sandbox.types import Command
+from sandbox.types import Command, Termination
+from servicekit.errors import Unavailable
 
 FORK = """
 import os, sys
@@ -234,3 +238,29 @@ for number in (0, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
 """
     assert (await box.python(script)).exit_code == 0
     assert (await box.sh("echo here")).stdout == b"here\n"
+
+
+async def test_a_long_search_path_does_not_hold_up_others(box):
+    await box.sh("mkdir /work/d; echo '#!/nowhere' > /work/d/p; chmod 755 /work/d/p")
+    begun = time.monotonic()
+    path = ":".join(["/work/d", *("/work/d/" + "./" * (n % 5) for n in range(6000))])
+    outcome = await box.run("p", env={"PATH": path}, timeout_seconds=30.0)
+    assert (outcome.termination, outcome.exit_code) == (Termination.EXITED, 127)
+    assert time.monotonic() - begun < 2.0
+
+
+async def test_a_keeper_that_does_not_answer_is_given_up(suite_maker, starter, use, tmp_path):
+    suite = suite_maker(LocalBackend(tmp_path, answer_seconds=0.2), tmp_path, time.time)
+    await starter(suite)
+    try:
+        box = use(suite, (await suite.create(suite.rollout_id())).info)
+        os.kill(suite.fleet.find(box.info.sandbox_id).box.keeper_pid, signal.SIGSTOP)
+        with pytest.raises(Unavailable) as lost:
+            await asyncio.wait_for(box.run("true", timeout_seconds=0.2), 20)
+        assert (lost.value.retryable, lost.value.attributable) == (True, "infra")
+        end = time.monotonic() + 10.0
+        while suite.backend.live_count():
+            assert time.monotonic() < end, "it was not destroyed"
+            await asyncio.sleep(0.01)
+    finally:
+        await suite.manager.close()

@@ -35,6 +35,8 @@ LINK = 4
 
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
 _NUM_STDIO = 3
+_MAX_SEARCHED = 256
+"""Folders of a PATH that are looked into."""
 _OOM_FIRST_VICTIM = b"1000"
 _OOM_LAST_VICTIM = b"0"
 
@@ -118,6 +120,10 @@ class _Keeper:
                 os._exit(1)  # the spawner is gone
             stage = "descriptors"
             root = os.open("/", os.O_PATH | os.O_DIRECTORY)
+            # Before the limits: an ordinary user's sandboxes could keep it from sending descriptors after them.
+            wire.send(self._control, {"op": "root"}, [root, writable])
+            os.close(root)
+            os.close(writable)
             self._proc = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
             self._oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
             _detach_stdio()
@@ -131,9 +137,7 @@ class _Keeper:
             # Armed last: a change of credentials clears it. A spawner that died before shows at the send.
             syscalls.set_parent_death_signal(signal.SIGKILL)
             link.send(b"armed")
-            wire.send(self._control, {"op": "ready"}, [root, writable])
-            os.close(root)
-            os.close(writable)
+            wire.send(self._control, {"op": "ready"})
         except OSError as error:
             raise StageError(stage, error) from error
 
@@ -236,7 +240,9 @@ class _Keeper:
 def _candidates(program: str, search: str) -> list[str]:
     if "/" in program:
         return [program]
-    places = (f"{directory or '.'}/{program}" for directory in search.split(":"))
+    # Bounded: what is tried takes time that the sandbox's other commands wait for.
+    folders = search.split(":", _MAX_SEARCHED)[:_MAX_SEARCHED]
+    places = (f"{folder or '.'}/{program}" for folder in dict.fromkeys(folders))
     return [place for place in places if os.access(place, os.F_OK)]
 
 

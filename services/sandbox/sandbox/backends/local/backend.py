@@ -60,6 +60,9 @@ _UNKNOWN_SECONDS = 60.0
 """A group without a sandbox in the table is removed after this long."""
 
 _PROBE = ("sh", "-c", "command -v python3 >/dev/null || echo no python3")
+_ANSWER_SECONDS = 60.0
+"""A sandbox whose keeper is stuck for so long is given up; its own busy processes make it slow, but not so slow."""
+
 _OPEN_FILES = 1024
 _GROUPS_FILE = "groups"
 """In the state folder: where managers before this one had their control groups, a path a line."""
@@ -79,12 +82,14 @@ class LocalBackend:
         roots: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         find_cgroups: Callable[[], Tree] = find_tree,
+        answer_seconds: float = _ANSWER_SECONDS,
     ) -> None:
         """Keeps its lock, its own id, imported roots and what is bound into every root in `state_dir`.
 
         `roots` are folders and archives to import at the start instead of when they are first asked for.
         """
         self._find_tree = find_cgroups
+        self._answer_seconds = answer_seconds
         self._state_dir = state_dir.absolute()
         self._folder = StateFolder(state_dir)
         self._clock = clock
@@ -146,6 +151,7 @@ class LocalBackend:
             make_name=lambda: f".hone-{uuid.uuid4().hex}",
             pool=self._pool,
             on_lost=on_lost,
+            answer_seconds=self._answer_seconds,
         )
         self._boxes[sandbox_id] = box
         try:

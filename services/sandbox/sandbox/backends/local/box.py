@@ -66,8 +66,13 @@ class LocalBox:
         make_name: Callable[[], str],
         pool: Executor,
         on_lost: Callable[[str], None],
+        answer_seconds: float,
     ) -> None:
-        """Holds nothing until `launch`; `health_paths` must exist for programs to run at all."""
+        """Holds nothing until `launch`.
+
+        `health_paths` must exist for programs to run at all. The keeper may take `answer_seconds` to start a command
+        that is already to end.
+        """
         self.sandbox_id = sandbox_id
         self.rootfs_digest = rootfs_digest
         self._cgroup = cgroup
@@ -78,6 +83,7 @@ class LocalBox:
         self._make_name = make_name
         self._pool = pool
         self._on_lost = on_lost
+        self._answer_seconds = answer_seconds
         self.on_destroyed: Callable[[], object] = lambda: None
         """Called when nothing is left."""
         self._channel: Channel | None = None
@@ -286,7 +292,7 @@ class LocalBox:
             self._pidfds += descriptors
             self.keeper_pid = message["pid"]
             self._own_pids |= {message["pid"]}
-        elif operation == "ready":
+        elif operation == "root":
             root, writable = descriptors
             self._files = LocalFiles(
                 root=root,
@@ -295,6 +301,7 @@ class LocalBox:
                 make_name=self._make_name,
                 pool=self._pool,
             )
+        elif operation == "ready":
             self._launched = True
             if not self._ready.done():
                 self._ready.set_result(None)
@@ -422,7 +429,12 @@ class LocalBox:
             running.killing = asyncio.get_running_loop().create_task(self._kill_tree(running))
 
     async def _kill_when_started(self, running: RunningCommand) -> None:
-        await running.started.wait()  # the keeper answers at once, or its death sets this
+        try:
+            async with asyncio.timeout(self._answer_seconds):
+                await running.started.wait()  # the keeper's death sets this too
+        except TimeoutError:
+            if not self._dead:
+                self._lose("its keeper does not answer")
         await self._kill_tree(running)
 
     async def _kill_tree(self, running: RunningCommand) -> None:

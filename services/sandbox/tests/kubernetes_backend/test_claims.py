@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from fake_kubernetes.cluster import NAMESPACE, running_cluster
+from fake_kubernetes.faults import Fault
 from fake_kubernetes.kubelet import Plan
 
 from sandbox.backends.agent_client import AgentClient, AgentLost
@@ -124,3 +125,12 @@ async def test_pods_can_be_demanded_where_claims_are_known(claimed):
     assert Feature.WARM_POOL in info.features
     await claimed.make(backend, template=WARM)
     assert claimed.cluster.store.all("sandboxclaims") == []
+
+
+async def test_a_start_that_fails_leaves_nothing_that_runs(claimed):
+    claimed.cluster.plant(Fault("GET", "sandboxclaims", status=403, message="no right"))
+    with pytest.raises(FailedPrecondition) as caught:
+        await claimed.backend().start()
+    assert caught.value.reason == "CLUSTER_REFUSES"
+    assert [task for task in asyncio.all_tasks() if "Mirror" in repr(task)] == []
+    assert claimed.cluster.config_maps() == []

@@ -8,6 +8,7 @@ from fake_kubernetes.cluster import NAMESPACE
 from fake_kubernetes.faults import Fault
 
 from sandbox.backends.kubernetes import objects
+from sandbox.backends.kubernetes.api import CONFIG_MAPS
 from servicekit.errors import FailedPrecondition
 
 
@@ -94,6 +95,49 @@ async def test_a_deleted_lease_is_made_again(rig):
     await rig.cluster.until(
         lambda: rig.cluster.store.get("configmaps", NAMESPACE, manager), "the lease is back"
     )
+    # What it owned went with it, and is back too: pods carry the agent again.
+    await rig.cluster.until(lambda: len(rig.cluster.config_maps()) == 2, "the agent is back")
+    assert (await (await rig.make(backend)).sh("echo up")).stdout == b"up\n"
+
+
+async def test_an_agent_that_the_garbage_collector_has_not_yet_taken_is_kept(rig):
+    backend = rig.backend(lease_seconds=3.0)
+    await backend.start()
+    (manager,) = {
+        each["metadata"]["labels"][objects.LABEL_MANAGER] for each in rig.cluster.config_maps()
+    }
+    rig.cluster.store.delete("configmaps", NAMESPACE, manager, collect=False)
+
+    def all_belong_to_the_lease() -> bool:
+        lease = rig.cluster.store.get("configmaps", NAMESPACE, manager)
+        owners = [
+            owner["uid"]
+            for each in rig.cluster.config_maps()
+            for owner in each["metadata"].get("ownerReferences", ())
+        ]
+        return lease is not None and owners == [lease["metadata"]["uid"]]
+
+    await rig.cluster.until(all_belong_to_the_lease, "the agent belongs to the new lease")
+
+
+async def test_objects_of_nobody_are_left_alone(rig, backend):
+    body = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "notes", "labels": {objects.LABEL_APP: objects.APP}},
+    }
+    await backend._parts.cluster.create(CONFIG_MAPS, body)
+    await backend.reap(frozenset())
+    assert rig.cluster.store.get("configmaps", NAMESPACE, "notes")
+
+
+async def test_pods_that_are_gone_are_not_remembered(rig, backend):
+    first = await rig.make(backend)
+    assert await backend.reap(frozenset()) == 0
+    assert backend._parts.clearing._first_seen.keys() == {first.box.name}
+    await first.box.destroy()
+    await backend.reap(frozenset())
+    assert not backend._parts.clearing._first_seen
 
 
 async def test_the_lease_is_renewed(rig):
@@ -143,6 +187,17 @@ async def test_the_end_of_a_manager_leaves_nothing(rig):
     await backend.close()
     await rig.cluster.until(lambda: not rig.cluster.kubelet.container_count, "no container")
     assert rig.cluster.pods() == rig.cluster.config_maps() == []
+
+
+async def test_the_end_of_a_manager_does_not_wait_for_ever(rig):
+    backend = rig.backend(request_seconds=0.5)
+    await backend.start()
+    await asyncio.gather(*(rig.make(backend) for _ in range(3)))
+    rig.cluster.plant(Fault("DELETE", "pods", times=10_000, status=500))
+    async with asyncio.timeout(10):
+        await backend.close()
+    assert rig.cluster.config_maps() == []  # the lease went, and with it what it owned
+    assert rig.cluster.pods() == []
 
 
 async def test_two_managers_do_not_work_with_one_folder(rig, backend):

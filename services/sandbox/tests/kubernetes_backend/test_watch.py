@@ -54,6 +54,15 @@ async def test_a_watch_refused_with_410_lists_anew(rig, backend):
     assert backend._parts.pods.relist_count == 2
 
 
+async def test_a_watch_from_a_version_that_the_server_does_not_know_lists_anew(rig, backend):
+    # An API server that was restored from a backup; it says so until the end of days.
+    fault = Fault("GET", "pods", times=3, status=504, reason="Timeout", message="Too large version")
+    rig.cluster.plant(fault)
+    rig.cluster.store.end_watches()
+    await rig.make(backend)
+    assert (backend._parts.pods.relist_count, fault.hits) == (2, 3)
+
+
 async def test_old_news_of_a_deleted_pod_does_not_bring_it_back(rig, backend):
     shell = await rig.make(backend)
     mirror = backend._parts.pods

@@ -86,9 +86,8 @@ class Cluster:
             ValueError: there is no usable configuration.
         """
         settings = client.Configuration()
-        settings.retries = (
-            False  # retrying is the backend's own affair: it knows what may be repeated
-        )
+        # Retrying is the backend's own affair: it knows what may be repeated. (False would mean without end.)
+        settings.retries = None
         settings.connection_pool_maxsize = _POOL_SIZE
         try:
             if kubeconfig is not None:
@@ -223,15 +222,15 @@ class Cluster:
         headers = {"Accept": "application/json"}
         if method == "PATCH":
             headers["Content-Type"] = _MERGE_PATCH
-        request = await self._api.param_serialize(
-            method=method,
-            resource_path=path,
-            query_params=list(query.items()),
-            header_params=headers,
-            body=body,
-            auth_settings=["BearerToken"],
-        )
         try:
+            request = await self._api.param_serialize(  # reads the token anew where it is a file
+                method=method,
+                resource_path=path,
+                query_params=list(query.items()),
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+            )
             wrapped = await self._api.call_api(*request, _request_timeout=seconds)
             response: aiohttp.ClientResponse = wrapped.response
             if response.status >= 300:

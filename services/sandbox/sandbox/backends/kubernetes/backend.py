@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.backends.agent_box import AgentBox
-from sandbox.backends.agent_client import AgentLost
 from sandbox.backends.folder import StateFolder
 from sandbox.backends.kubernetes import claims, objects
 from sandbox.backends.kubernetes.api import (
-    CONFIG_MAPS,
     PODS,
     ApiStatus,
     ApiUnreachable,
@@ -32,22 +30,27 @@ from sandbox.backends.kubernetes.clearing import Clearing
 from sandbox.backends.kubernetes.errors import typed
 from sandbox.backends.kubernetes.graveyard import Graveyard
 from sandbox.backends.kubernetes.lease import Lease
-from sandbox.backends.kubernetes.makers import ClaimMaker, Made, Maker, Means, PodMaker
+from sandbox.backends.kubernetes.makers import (
+    ClaimMaker,
+    Made,
+    Maker,
+    Means,
+    PodMaker,
+    provide_agent,
+)
 from sandbox.backends.kubernetes.objects import Manager
 from sandbox.backends.kubernetes.options import KubernetesOptions
 from sandbox.backends.kubernetes.pace import Pace
 from sandbox.backends.kubernetes.probe import check_network
 from sandbox.backends.kubernetes.status import judge
 from sandbox.backends.kubernetes.watch import Mirror
-from sandbox.backends.protocol import BackendInfo, BoxLost
+from sandbox.backends.protocol import BackendInfo
 from sandbox.backends.verdict import State, Verdict
 from sandbox.pod_agent import bundle
 from sandbox.types import BoxSpec, Feature, Owner
-from servicekit.errors import FailedPrecondition, HoneError, Unavailable
+from servicekit.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
-
-_CLOSE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -114,21 +117,26 @@ class KubernetesBackend:
         try:
             await lease.take()
             parts = self._parts = await self._assemble(cluster, lease)
-            await self._begin(parts)
+            await parts.pods.start()
+            if parts.claims is not None:
+                await parts.claims.start()
+            detail = await check_network(self, cluster.address) if options.check_network else ""
         except BaseException as error:  # also when cancelled: the lease must not stay
+            if self._parts is not None:
+                await _stop(self._parts)
             self._parts = None
+            self._boxes.clear()  # what is left of the network's check goes with the lease
             await lease.drop()
             await cluster.close()
             if isinstance(error, ApiStatus | ApiUnreachable):
                 raise typed(error, f"namespace {options.namespace}") from error
             raise
-        own_pool = parts.claim_maker is None
-        runtime = options.runtime_class or "default"
+        others_pool = frozenset[Feature]() if parts.claim_maker is None else {Feature.WARM_POOL}
         return BackendInfo(
             backend="kubernetes",
-            isolation=f"pod-{runtime}",
-            features=frozenset(Feature) if own_pool else frozenset(Feature) - {Feature.WARM_POOL},
-            detail=await check_network(self, cluster.address) if options.check_network else "",
+            isolation=f"pod-{options.runtime_class or 'default'}",
+            features=frozenset(Feature) - others_pool,
+            detail=detail,
         )
 
     async def create(self, spec: BoxSpec, on_lost: Callable[[str], None]) -> AgentBox:
@@ -158,7 +166,7 @@ class KubernetesBackend:
             self._boxes.pop(name, None)
             self._births.pop(name, None)
             await self._bury(maker.kind, name)
-            raise self._create_error(error, birth) from error
+            raise birth.explain(error, seconds) from error
         finally:
             birth.close()
         del self._births[name]
@@ -184,19 +192,18 @@ class KubernetesBackend:
 
     async def close(self) -> None:
         """Stop; see `Backend.close`."""
-        for box in list(self._boxes.values()):
-            await box.destroy()
+        loop, seconds = asyncio.get_running_loop(), self._options.request_seconds
+        destroying = [loop.create_task(box.destroy()) for box in list(self._boxes.values())]
+        if destroying:
+            await asyncio.wait(destroying, timeout=seconds)
         parts, self._parts = self._parts, None
         if parts is not None:
-            left = await parts.graveyard.settle(_CLOSE_SECONDS)
+            left = await parts.graveyard.settle(seconds)
             if left:
-                log.error(
-                    "objects left behind; the next manager clears them", extra={"count": left}
-                )
-            await parts.graveyard.close()
-            await parts.pods.stop()
-            if parts.claims is not None:
-                await parts.claims.stop()
+                extra = {"count": left}
+                log.error("objects left behind; the next manager clears them", extra=extra)
+            await _stop(parts)
+            await asyncio.gather(*destroying, return_exceptions=True)  # end with the graveyard
             await parts.lease.drop()
             await parts.cluster.close()
         self._folder.release()
@@ -207,15 +214,15 @@ class KubernetesBackend:
 
     async def _assemble(self, cluster: Cluster, lease: Lease) -> _Parts:
         options, manager = self._options, lease.manager
-        config = objects.agent_config(manager, bundle.build())
-        await cluster.create(CONFIG_MAPS, config)
+        archive = bundle.build()
+        config_name = await provide_agent(cluster, manager, archive)
         selector = f"{objects.LABEL_MANAGER}={manager.name}"
         means = Means(
             cluster=cluster,
             pace=self._pace,
             options=options,
             manager=lambda: lease.manager,
-            agent_config_name=config["metadata"]["name"],
+            agent_config_name=config_name,
             clock=self._clock,
         )
         graveyard = Graveyard(cluster, self._pace, self._forget)
@@ -233,12 +240,14 @@ class KubernetesBackend:
             parts.claims = Mirror(
                 cluster, claims.CLAIMS, selector, self._pace, self._see_claim, self._miss_claim
             )
-        return parts
 
-    async def _begin(self, parts: _Parts) -> None:
-        await parts.pods.start()
-        if parts.claims is not None:
-            await parts.claims.start()
+        async def make_again() -> None:
+            await provide_agent(cluster, lease.manager, archive)
+            if parts.claim_maker is not None:
+                parts.claim_maker.forget_pools()
+
+        lease.on_made_again = make_again
+        return parts
 
     async def _uses_claims(self, cluster: Cluster) -> bool:
         if self._options.pool == "pods":
@@ -366,26 +375,17 @@ class KubernetesBackend:
         task = self._parts.graveyard.bury(kind, name)
         await asyncio.wait({task}, timeout=self._options.request_seconds)
 
-    def _create_error(self, error: BaseException, birth: Birth) -> BaseException:
-        if isinstance(error, HoneError) or not isinstance(error, Exception):
-            return error
-        if isinstance(error, TimeoutError):
-            if birth.last_error is not None:
-                return typed(birth.last_error, f"pod {birth.name}")
-            return Unavailable(
-                f"pod {birth.name} was not ready within {self._options.create_seconds:g} s",
-                reason="PROVISION_TIMEOUT",
-            )
-        if isinstance(error, ApiStatus | ApiUnreachable):
-            return typed(error, f"pod {birth.name}")
-        if isinstance(error, AgentLost | BoxLost):
-            return Unavailable(f"pod {birth.name}: {error}", reason="POD_FAILED")
-        return error
-
     def _started(self) -> _Parts:
         if self._parts is None:
             raise Unavailable("the backend is not started, or is closed", reason="NOT_STARTED")
         return self._parts
+
+
+async def _stop(parts: _Parts) -> None:
+    await parts.graveyard.close()
+    await parts.pods.stop()
+    if parts.claims is not None:
+        await parts.claims.stop()
 
 
 def _sandbox_of(found: Object) -> str:

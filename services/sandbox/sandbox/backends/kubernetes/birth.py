@@ -3,7 +3,10 @@
 import asyncio
 import re
 
+from sandbox.backends.agent_client import AgentLost
 from sandbox.backends.kubernetes.api import ApiStatus, ApiUnreachable, Object
+from sandbox.backends.kubernetes.errors import typed
+from sandbox.backends.protocol import BoxLost
 from sandbox.backends.verdict import DEAD, State, Verdict
 from servicekit.errors import FailedPrecondition, HoneError, ResourceExhausted, Unavailable
 
@@ -56,6 +59,21 @@ class Birth:
         """End the wait."""
         if not self._ready.done():
             self._ready.set_exception(error)
+
+    def explain(self, error: BaseException, seconds: float) -> BaseException:
+        """Return what a creation that failed so, with `seconds` to succeed, means to whoever asked."""
+        if isinstance(error, HoneError) or not isinstance(error, Exception):
+            return error
+        if isinstance(error, TimeoutError):
+            if self.last_error is not None:
+                return typed(self.last_error, f"pod {self.name}")
+            text = f"pod {self.name} was not ready within {seconds:g} s"
+            return Unavailable(text, reason="PROVISION_TIMEOUT")
+        if isinstance(error, ApiStatus | ApiUnreachable):
+            return typed(error, f"pod {self.name}")
+        if isinstance(error, AgentLost | BoxLost):
+            return Unavailable(f"pod {self.name}: {error}", reason="POD_FAILED")
+        return error
 
     def close(self) -> None:
         """Wait for nothing any more."""

@@ -48,6 +48,7 @@ class Clearing:
         leases = [each for each in configs if _manager(each)[1] == each["metadata"]["name"]]
         everything = [*pods, *configs, *(each for found in others.values() for each in found)]
         dead = self._lease.dead_managers({_manager(each) for each in everything}, leases)
+        self._forget_all_but({pod["metadata"]["name"] for pod in pods})
         remains = [pod for pod in pods if self._is_remains(pod, dead, known, busy)]
         for pod in remains:
             self._graveyard.bury(PODS, pod["metadata"]["name"])
@@ -57,6 +58,10 @@ class Clearing:
                     self._graveyard.bury(kind, each["metadata"]["name"])
         await self._graveyard.settle(_SETTLE_SECONDS)
         return len(remains)
+
+    def _forget_all_but(self, names: set[str]) -> None:
+        for gone in self._first_seen.keys() - names:
+            del self._first_seen[gone]
 
     def _is_remains(
         self, pod: Object, dead: set[str], known: frozenset[str], busy: frozenset[str]

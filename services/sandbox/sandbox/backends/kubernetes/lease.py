@@ -6,7 +6,7 @@ lease is the third line of cleaning: the cluster's garbage collector then delete
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from sandbox.backends.kubernetes import objects
@@ -37,8 +37,12 @@ class Lease:
         self._seconds = lease_seconds
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
+        self._is_new = False
+        """It was made again, and what it owns has not been."""
         self.manager = manager
         """With the lease's uid once it is taken."""
+        self.on_made_again: Callable[[], Awaitable[None]] | None = None
+        """Called until it succeeds, after somebody deleted the lease: what it owned goes with it."""
 
     async def take(self) -> None:
         """Make the lease and keep renewing it."""
@@ -70,7 +74,7 @@ class Lease:
         return {
             name
             for instance, name in seen
-            if name != own.name and (instance == own.instance or name not in alive)
+            if name and name != own.name and (instance == own.instance or name not in alive)
         }
 
     async def _make(self) -> None:
@@ -87,6 +91,7 @@ class Lease:
             body = objects.lease(self.manager, self._clock(), self._seconds)
             try:
                 await self._cluster.patch(CONFIG_MAPS, self.manager.name, {"data": body["data"]})
+                await self._make_up()
             except ApiStatus as error:
                 log.error("lease not renewed", extra={"error": str(error)})
                 if error.status == 404:
@@ -98,5 +103,12 @@ class Lease:
         """Replace a lease that somebody deleted; what it owned is lost, what comes is not."""
         try:
             await self._make()
+            self._is_new = True
+            await self._make_up()
         except (ApiStatus, ApiUnreachable) as error:
-            log.error("lease not made again", extra={"error": str(error)})
+            log.error("lease not made again, or not what it owned", extra={"error": str(error)})
+
+    async def _make_up(self) -> None:
+        if self._is_new and self.on_made_again is not None:
+            await self.on_made_again()
+        self._is_new = False

@@ -9,7 +9,15 @@ from typing import Protocol
 
 from sandbox.backends.agent_client import AgentClient
 from sandbox.backends.kubernetes import claims, objects
-from sandbox.backends.kubernetes.api import PODS, ApiStatus, ApiUnreachable, Cluster, Kind, Object
+from sandbox.backends.kubernetes.api import (
+    CONFIG_MAPS,
+    PODS,
+    ApiStatus,
+    ApiUnreachable,
+    Cluster,
+    Kind,
+    Object,
+)
 from sandbox.backends.kubernetes.birth import Birth
 from sandbox.backends.kubernetes.errors import may_pass, typed
 from sandbox.backends.kubernetes.objects import Manager
@@ -95,6 +103,10 @@ class ClaimMaker:
         self._means = means
         self._find_pod = find_pod
         self._pools: dict[str, asyncio.Task[None]] = {}
+
+    def forget_pools(self) -> None:
+        """Make each pool again when it is next needed: they are gone."""
+        self._pools.clear()
 
     def fits(self, spec: BoxSpec) -> bool:
         """Say whether pods of a pool are what is asked for."""
@@ -182,6 +194,20 @@ async def _adopt(means: Means, kind: Kind, body: Object) -> None:
     labels = found["metadata"].get("labels") or {}
     if labels.get(objects.LABEL_MANAGER) != means.manager().name:
         raise Unavailable(f"{kind.plural} {name} is another manager's", reason="NAME_TAKEN")
+
+
+async def provide_agent(cluster: Cluster, manager: Manager, archive: bytes) -> str:
+    """Make the ConfigMap that carries the agent into pods, owned by the manager's lease; return its name."""
+    body = objects.agent_config(manager, archive)
+    name = str(body["metadata"]["name"])
+    try:
+        await cluster.create(CONFIG_MAPS, body)
+    except ApiStatus as error:
+        if error.reason != "AlreadyExists":
+            raise
+        owners = body["metadata"]["ownerReferences"]
+        await cluster.patch(CONFIG_MAPS, name, {"metadata": {"ownerReferences": owners}})
+    return name
 
 
 def rootfs_digest(pod: Object) -> str:

@@ -1,7 +1,8 @@
 """Keeps a local copy of the objects of one kind: one list, then one watch, instead of a request per question.
 
-The watch goes on from the last version seen. It is opened again when it ends or breaks; when the version is too old
-(410) everything is listed anew and what has vanished meanwhile is reported as deleted.
+The watch goes on from the last version seen. It is opened again when it ends or breaks; when the server refuses it, for
+example because the version is too old (410), everything is listed anew and what has vanished meanwhile is reported as
+deleted.
 """
 
 import asyncio
@@ -101,6 +102,8 @@ class Mirror:
             except (ApiStatus, ApiUnreachable) as error:
                 failures = 1 if self._version != before else failures + 1
                 log.warning("watch broken", extra={"kind": self._kind.plural, "error": str(error)})
+                if isinstance(error, ApiStatus) and error.status != 429:
+                    self._version = ""  # perhaps one that this server will never have
             if failures:
                 await asyncio.sleep(self._pace.backoff_seconds(failures))
             while not self._version:

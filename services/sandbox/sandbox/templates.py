@@ -88,11 +88,11 @@ class _Reader:
             return Template(name=name)
         for key, value in fields.items():
             self._check_field((name, key), value)
+        asked = fields.get("limits")
+        limits = self._limits(name, asked if isinstance(asked, dict) else {})
         if self._problems:
             return Template(name=name)
-        known: dict[str, Any] = dict(fields)
-        known["limits"] = self._limits(name, known.get("limits") or {})
-        return Template(name=name, **known)
+        return Template(name=name, **(fields | {"limits": limits}))
 
     def _check_field(self, path: tuple[str, str], value: object) -> None:
         kind = _KEYS.get(path[1])
@@ -115,6 +115,7 @@ class _Reader:
                     self._note((*path, name), wrong)
 
     def _limits(self, name: str, fields: dict[str, Any]) -> Limits:
+        before = len(self._problems)
         for key, value in fields.items():
             path = (name, "limits", key)
             if key not in _LIMITS:
@@ -123,7 +124,7 @@ class _Reader:
                 self._note(path, f"found {described(value)}; must be a number")
             elif key != "cpus" and not _is_count(value):
                 self._note(path, f"found {described(value)}; must be a whole number")
-        if self._problems:
+        if len(self._problems) > before:
             return Limits()
         limits = fill_limits(**({key: 0 for key in _LIMITS} | fields))
         for field, wrong in wrong_limits(limits, Policy()).items():

@@ -92,6 +92,14 @@ def test_a_template_that_cannot_be_is_refused(tmp_path, text, said):
     assert said in str(caught.value)
 
 
+def test_whatever_is_wrong_is_said_at_once(tmp_path):
+    text = "a: {rootf: x, limits: {memory_byte: 1}}\nb: {warm: no, limits: {disk_bytes: 999999999}}"
+    with pytest.raises(SpecError) as caught:
+        _load(tmp_path, text)
+    for field in ("a.rootf", "a.limits.memory_byte", "b.warm", "b.limits.disk_bytes"):
+        assert f"{field}: " in str(caught.value)
+
+
 def test_a_missing_file_and_a_missing_default_are_named(tmp_path):
     with pytest.raises(SpecError, match="templates_file cannot be read"):
         load_templates(tmp_path / "absent.yaml")

@@ -58,6 +58,8 @@ def test_the_deployment_s_environment_is_what_the_settings_read(monkeypatch):
     assert settings.backend == "kubernetes"
     assert settings.kubernetes.namespace == NAMESPACE == one("Namespace")["metadata"]["name"]
     assert settings.provision_seconds == 60.0
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"grpc": settings.port, "metrics": settings.metrics_port}
     known = {f"HONE_SANDBOX_{name.upper()}" for name in SandboxSettings.model_fields}
     nested = {f"HONE_SANDBOX_KUBERNETES__{name.upper()}" for name in KubernetesOptions.model_fields}
     assert {variable["name"] for variable in container["env"]} <= known | nested

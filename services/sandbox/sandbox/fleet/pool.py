@@ -222,9 +222,9 @@ class WarmPool:
                     box = await self._maker.make_ahead(sandbox_id, shelf.template)
             except BaseException as error:  # also when cancelled: the promise goes back
                 self._admission.release(memory_bytes)
-                if not isinstance(error, HoneError):
+                if not isinstance(error, HoneError | OSError):
                     raise
-                self._failed(shelf, error.message)
+                self._failed(shelf, str(error))
                 return
             finally:
                 shelf.filling -= 1

@@ -15,6 +15,7 @@ from sandbox.fleet.maker import Maker, Unclaimable
 from sandbox.fleet.pool import WarmPool
 from sandbox.fleet.records import SandboxRecord
 from sandbox.fleet.turns import Turns
+from servicekit.errors import Unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,10 @@ class Provisioner:
             DeadlineExceeded: it was not ready in time (PROVISION_TIMEOUT).
             HoneError: it could not be made.
         """
-        return await self._from_pool(creation) or await self._made(creation)
+        try:
+            return await self._from_pool(creation) or await self._made(creation)
+        except OSError as error:  # the manager itself lacks descriptors or memory
+            raise Unavailable(f"no sandbox can be made: {error}", reason="NO_MEANS") from error
 
     async def _from_pool(self, creation: Creation) -> Provided | None:
         """Hand over one that was made ahead; None if there is none that can be."""

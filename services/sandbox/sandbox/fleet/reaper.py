@@ -1,9 +1,12 @@
 """The clock of the service: fills the pool, ends what expired, removes what is nobody's, tells what was not told."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from sandbox.fleet.fleet import Fleet
+
+log = logging.getLogger(__name__)
 
 REAP_SECONDS = 10.0
 SWEEP_SECONDS = 1.0
@@ -28,4 +31,12 @@ async def _every(seconds: float, act: Callable[[], Awaitable[None]], stop: async
             async with asyncio.timeout(seconds):
                 await stop.wait()
         except TimeoutError:
-            await act()
+            await _try(act)
+
+
+async def _try(act: Callable[[], Awaitable[None]]) -> None:
+    """Do it; where this process lacks the means (descriptors, memory, disk), sandboxes live on until the next time."""
+    try:
+        await act()
+    except OSError:
+        log.exception("the service lacks the means to look after its sandboxes")

@@ -253,8 +253,8 @@ class LocalBackend:
         spawner = SpawnerProcess(self._state_dir / _DEVICES_DIR, self._on_spawner_death)
         try:
             await spawner.start()
-        except (OSError, TimeoutError) as error:
-            raise FailedPrecondition(f"the spawner does not start: {error}") from error
+        except OSError as error:
+            raise Unavailable(f"the spawner does not start: {error}") from error
         self._spawner = spawner
 
     def _on_spawner_death(self) -> None:

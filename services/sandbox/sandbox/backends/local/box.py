@@ -30,7 +30,7 @@ from sandbox.types import (
     Owner,
     Termination,
 )
-from servicekit.errors import FailedPrecondition
+from servicekit.errors import FailedPrecondition, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -154,9 +154,12 @@ class LocalBox:
             return self._after_death(None, begun)
         self._next_key += 1
         key = self._next_key
-        running = RunningCommand(
-            command, self.owner, emit, lambda: self._stop(running, Termination.OUTPUT_LIMIT)
-        )
+        try:
+            running = RunningCommand(
+                command, self.owner, emit, lambda: self._stop(running, Termination.OUTPUT_LIMIT)
+            )
+        except OSError as error:
+            raise _no_means(error) from error
         self._running[key] = running
         forks_refused = self._evidence.forks_refused()
         try:
@@ -199,12 +202,14 @@ class LocalBox:
         except TimeoutError as error:
             self._lose("its keeper takes no requests")
             raise BoxLost from error
-        except OSError as error:
+        except (BrokenPipeError, ConnectionResetError) as error:
             self._die()  # the keeper is gone; `_on_close` tells of it
             raise BoxLost from error
-        except BaseException:  # also when cancelled
+        except BaseException as error:  # also when cancelled
             self._forget += forget
             self._fail(key)
+            if isinstance(error, OSError):
+                raise _no_means(error) from error
             raise
 
     async def kill(self, exec_id: str) -> None:
@@ -453,3 +458,7 @@ class LocalBox:
         if self._dead or self._files is None:
             raise BoxLost(f"sandbox {self.sandbox_id} {self._end}")
         return self._files
+
+
+def _no_means(error: OSError) -> Unavailable:
+    return Unavailable(f"the command could not be started: {error}", reason="NO_MEANS")

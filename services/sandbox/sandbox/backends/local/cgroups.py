@@ -184,7 +184,7 @@ class BoxCgroup:
 
     def kill_all(self, deadline_seconds: float = _KILL_SECONDS) -> bool:
         """Kill every process in it; return whether it is empty."""
-        with contextlib.suppress(FileNotFoundError):  # gone already: the loop finds it empty
+        with contextlib.suppress(OSError):  # gone already, or no descriptors left: the loop does it
             kill_file = self._folders["pids"] / "cgroup.kill"
             if self._version == 2 and kill_file.exists():
                 kill_file.write_text("1", encoding="ascii")

@@ -29,7 +29,11 @@ class RunningCommand:
         emit: Callable[[Chunk], None] | None,
         on_output_limit: Callable[[], None],
     ) -> None:
-        """Opens the pipes; `owner` may reopen them by /proc/self/fd."""
+        """Opens the pipes; `owner` may reopen them by /proc/self/fd.
+
+        Raises:
+            OSError: this process has no descriptors left; nothing is open then.
+        """
         self.command = command
         self.stop_reason: Termination | None = None
         self.fork_refused = False
@@ -52,23 +56,27 @@ class RunningCommand:
         self._drained = asyncio.Event()
         self._stdin = memoryview(command.stdin)
         self._stdin_writer = -1
-        self.child_descriptors = self._open_pipes(owner)
+        self.child_descriptors: list[int] = []
+        try:
+            self._open_pipes(owner)
+        except OSError:
+            self.close()
+            raise
 
-    def _open_pipes(self, owner: int) -> list[int]:
+    def _open_pipes(self, owner: int) -> None:
         if self._stdin:
             reader, self._stdin_writer = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(self._stdin_writer, False)
             os.fchown(reader, *ids(owner, owner))
         else:
             reader = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        child = [reader]
+        self.child_descriptors.append(reader)
         for stream in (Stream.STDOUT, Stream.STDERR):
             ours, theirs = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(ours, False)
             os.fchown(theirs, *ids(owner, owner))
             self._readers[ours] = stream
-            child.append(theirs)
-        return child
+            self.child_descriptors.append(theirs)
 
     def watch(self) -> None:
         """Begin to read and to feed; the child's ends have been handed over."""

@@ -121,30 +121,32 @@ class SpawnerProcess:
             TimeoutError: it did not come up.
             OSError: it could not be started, or ended at once.
         """
+        self._up = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._channel = Channel(ours, self._on_message, self._on_close)
+            try:
+                self._process = self._open(theirs.fileno())
+                theirs.close()
+                async with asyncio.timeout(_START_SECONDS):
+                    await self._up
+            except BaseException:  # also when cancelled
+                if self._process is not None:
+                    self._process.kill()
+                await self.stop()
+                raise
+
+    def _open(self, control: int) -> "subprocess.Popen[bytes]":
         folder = str(Path(next(iter(sandbox.__path__))).parent)
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                "-c",
-                _BOOT,
-                folder,
-                str(theirs.fileno()),
-                str(self._devices),
-            ],
+        arguments = [folder, str(control), str(self._devices)]
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _BOOT, *arguments],
             env={},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[control],
             start_new_session=True,
         )
-        theirs.close()
-        self._up = asyncio.get_running_loop().create_future()
-        self._channel = Channel(ours, self._on_message, self._on_close)
-        async with asyncio.timeout(_START_SECONDS):
-            await self._up
 
     async def request_box(self, spec: dict[str, Any], control: int) -> None:
         """Have a keeper forked that serves `control`.

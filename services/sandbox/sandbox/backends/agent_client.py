@@ -102,8 +102,13 @@ class AgentClient:
 
     async def _json(self, method: str, path: str, query: Mapping[str, str | int]) -> dict[str, Any]:
         async with _Call(self, method, path, query, 0) as call:
-            answer = json.loads(await call.rest())
-        assert isinstance(answer, dict)
+            text = await call.rest()
+        try:
+            answer = json.loads(text)
+        except ValueError as error:
+            raise AgentLost(f"the answer was cut off: {text[:100]!r}") from error
+        if not isinstance(answer, dict):
+            raise AgentLost(f"the answer is no object: {text[:100]!r}")
         return answer
 
 

@@ -70,7 +70,7 @@ def write(path: str, content: bytes, mode: int) -> None:
         return
     if stat.S_ISLNK(status.st_mode):
         with open_regular(path, os.O_WRONLY | os.O_TRUNC) as file:
-            file.write(content)
+            write_all(file.fileno(), content)  # a full disk takes a part before it refuses
     elif stat.S_ISREG(status.st_mode):
         _write_beside(parent, name, content, mode)
     else:

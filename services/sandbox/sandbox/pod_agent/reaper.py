@@ -26,6 +26,7 @@ class Reaper:
 
     def forked(self, pid: int) -> "asyncio.Future[int]":
         """Note a child that the agent forked; return its future wait status."""
+        self._unclaimed.pop(pid, None)  # of an earlier process with this number
         self.own.add(pid)
         return self.ended(pid)
 

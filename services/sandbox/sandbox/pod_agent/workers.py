@@ -115,7 +115,12 @@ class Workers:
             os.close(answer_writer)
         ended = self._reaper.forked(pid)
         deadline = loop.call_later(timeout_seconds, _kill, pid)
-        feeding = loop.create_task(_feed(reader, body_bytes, body_writer))
+
+        def stop() -> None:
+            if not ended.done():
+                _kill(pid)
+
+        feeding = loop.create_task(_feed(reader, body_bytes, body_writer, stop))
         try:
             await _forward(answer_reader, writer)
             status = await ended
@@ -124,8 +129,7 @@ class Workers:
         finally:
             deadline.cancel()
             feeding.cancel()
-            if not ended.done():
-                _kill(pid)
+            stop()
 
 
 def _work(
@@ -179,8 +183,10 @@ def _outcome(
         return {"error": _as_dict(Internal(f"{type(error).__name__}: {error}"))}
 
 
-async def _feed(reader: asyncio.StreamReader, count: int, descriptor: int) -> None:
-    """Move the request's body into the worker; a caller that goes away cuts it off."""
+async def _feed(
+    reader: asyncio.StreamReader, count: int, descriptor: int, stop: Callable[[], None]
+) -> None:
+    """Move the request's body into the worker; a caller that goes away before its end stops the worker."""
     loop = asyncio.get_running_loop()
     transport, protocol_ = await loop.connect_write_pipe(
         asyncio.streams.FlowControlMixin, os.fdopen(descriptor, "wb", buffering=0)
@@ -188,8 +194,12 @@ async def _feed(reader: asyncio.StreamReader, count: int, descriptor: int) -> No
     pipe = asyncio.StreamWriter(transport, protocol_, None, loop)
     try:
         while count:
-            data = await reader.read(min(count, _PIPE_BYTES))
+            try:
+                data = await reader.read(min(count, _PIPE_BYTES))
+            except ConnectionError:
+                data = b""
             if not data:
+                stop()  # before the pipe ends: half a file must not be taken for a whole one
                 return
             count -= len(data)
             pipe.write(data)

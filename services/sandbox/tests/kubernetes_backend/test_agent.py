@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from sandbox.backends.agent_box import AgentBox
 from sandbox.backends.agent_client import AgentClient, AgentLost
 from sandbox.backends.verdict import State, Verdict
 from sandbox.pod_agent import bundle
+from sandbox.pod_agent.reaper import Reaper
 from sandbox.types import BoxFile, Termination
 from servicekit.errors import HoneError
 
@@ -247,6 +249,67 @@ async def test_many_commands_at_once_leave_no_descriptor_and_no_process(start):
     async with asyncio.timeout(10):
         while len(os.listdir(f"/proc/{pid}/fd")) > before or _children(pid):
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("answer", [b'{"is_first_pro', b"", b'["no object"]'])
+async def test_an_answer_that_was_cut_off_is_a_lost_agent(answer):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        with pytest.raises(AgentLost):
+            await AgentClient("127.0.0.1", port, TOKEN).info()
+
+
+async def test_half_a_file_is_not_written(start, tmp_path):
+    shell = await start()
+    target = tmp_path / "file"
+    target.write_bytes(b"before")
+    host = shell.box._agent._host
+    reader, writer = await asyncio.open_connection(host, PORT)
+    writer.write(
+        f"PUT /v1/file?path={target}&mode=420 HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+        "Content-Length: 1000\r\n\r\nhalf".encode()
+    )
+    writer.write_eof()  # the caller is cut off
+    async with asyncio.timeout(10):
+        await reader.read(-1)  # the agent is through with it
+    writer.close()
+    assert target.read_bytes() == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+async def test_a_write_through_a_link_is_whole_or_an_error(start, tmp_path):
+    """A kernel that takes a part of what is written says so, and says why only when asked again."""
+    shell = await start()
+    pid = int((await shell.sh("ps -o ppid= -p $PPID")).stdout)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))  # stands for a disk with little room
+    target, link = tmp_path / "file", tmp_path / "link"
+    target.write_bytes(b"")
+    link.symlink_to(target)
+    with pytest.raises(HoneError) as caught:
+        await shell.box.write_file(BoxFile(path=str(link), content=b"x" * 10_000))
+    assert caught.value.attributable == "workload"
+
+
+def test_an_old_end_is_not_taken_for_that_of_a_new_process_with_its_number():
+    loop = asyncio.new_event_loop()
+    try:
+        reaper = Reaper(loop)
+        orphan = os.fork()
+        if not orphan:
+            os._exit(3)
+        os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
+        reaper.reap()  # nobody asked for it
+        again = reaper.forked(orphan)  # the kernel gives the number out a second time
+        assert not again.done()
+        assert orphan in reaper.own
+    finally:
+        loop.close()
 
 
 def _children(pid: int) -> str:

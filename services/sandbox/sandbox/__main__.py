@@ -34,7 +34,8 @@ async def build(app: App[SandboxSettings]) -> None:
         raise FailedPrecondition(
             "HONE_SANDBOX_TOKEN_KEY_FILE is not set; every call is checked against its rollout token"
         )
-    templates = load_templates(settings.templates_file, settings.default_template)
+    profiles = settings.network_profiles()
+    templates = load_templates(settings.templates_file, settings.default_template, profiles)
     _allow_many_descriptors()
     bus = await NatsBus.connect(settings.nats_url, name="sandbox")
     app.on_close(bus.close)
@@ -66,6 +67,7 @@ async def build(app: App[SandboxSettings]) -> None:
     policy = Policy(
         templates=templates,
         default_template=settings.default_template,
+        network_profiles=profiles,
         default_idle_seconds=settings.default_idle_seconds,
         default_lifetime_seconds=settings.default_lifetime_seconds,
     )

@@ -15,7 +15,6 @@ MAX_STDIN_BYTES = 3 * MIB
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
 """The kernel's limit for one argument or environment entry."""
 MAX_ARGUMENTS_BYTES = MIB
-NETWORK_PROFILES = ("", "none")
 _EXEC_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -25,6 +24,7 @@ class Policy:
 
     templates: Mapping[str, Template] = field(default_factory=lambda: {"host": Template()})
     default_template: str = "host"
+    network_profiles: tuple[str, ...] = ("none",)
     default_lifetime_seconds: float = 3600.0
     max_lifetime_seconds: float = 86_400.0
     default_idle_seconds: float = 60.0
@@ -65,7 +65,7 @@ def fill_limits(
     )
 
 
-def check_create(spec: CreateSpec, template: str, network_profile: str, policy: Policy) -> None:
+def check_create(spec: CreateSpec, template: str, policy: Policy) -> None:
     """Check a create request.
 
     Raises:
@@ -82,8 +82,9 @@ def check_create(spec: CreateSpec, template: str, network_profile: str, policy: 
         wrong["sequence"] = f"found {spec.key.sequence}; must not be negative"
     if policy.template(template) is None:
         wrong["template"] = f"found {template!r}; known are {', '.join(sorted(policy.templates))}"
-    if network_profile not in NETWORK_PROFILES:
-        wrong["network_profile"] = f"found {network_profile!r}; known is {NETWORK_PROFILES[-1]!r}"
+    if spec.network_profile not in policy.network_profiles:
+        known = ", ".join(policy.network_profiles)
+        wrong["network_profile"] = f"found {spec.network_profile!r}; known are {known}"
     if not 0 < spec.lifetime_seconds <= policy.max_lifetime_seconds:
         wrong["lifetime"] = f"must be above 0 and at most {policy.max_lifetime_seconds:g} s"
     if not 0 < spec.idle_seconds <= policy.max_lifetime_seconds:

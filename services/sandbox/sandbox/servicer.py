@@ -62,7 +62,7 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
             spec = convert.create_spec_from_proto(request, self._policy, _trace_parent())
             if spec.snapshot_id:
                 check_snapshot_id(spec.snapshot_id)
-            check_create(spec, request.template, request.network_profile, self._policy)
+            check_create(spec, request.template, self._policy)
             check_run_id(request.run_id)
             spec = replace(spec, wait_seconds=trimmed_timeout(None))
             created = await self._manager.create(caller, spec)

@@ -142,3 +142,8 @@ class SandboxSettings(ServiceSettings):
     optimistic: OptimisticOptions = OptimisticOptions()
     docker: DockerOptions = DockerOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()
+
+    def network_profiles(self) -> tuple[str, ...]:
+        """Return the network profiles that sandboxes may ask for; of the backends docker alone can have others."""
+        over = self.optimistic.inner if self.backend == "optimistic" else self.backend
+        return ("none", *(self.docker.networks if over == "docker" else ()))

@@ -17,7 +17,7 @@ from typing import Any
 
 from runspec.problems import Problem, SpecError, described, nearest
 from runspec.yamldoc import Document, parse_yaml
-from sandbox.requests import NETWORK_PROFILES, Policy, fill_limits, wrong_env, wrong_limits
+from sandbox.requests import Policy, fill_limits, wrong_env, wrong_limits
 from sandbox.types import Limits, Template
 
 _KEYS: Mapping[str, type] = {
@@ -37,7 +37,9 @@ _WORDS: Mapping[type, str] = {
 }
 
 
-def load_templates(path: Path | None, default: str = "host") -> dict[str, Template]:
+def load_templates(
+    path: Path | None, default: str = "host", network_profiles: tuple[str, ...] = ("none",)
+) -> dict[str, Template]:
     """Read the templates of a file, `host` added where it does not say another; without a file there is `host` alone.
 
     Raises:
@@ -51,7 +53,7 @@ def load_templates(path: Path | None, default: str = "host") -> dict[str, Templa
         except (OSError, UnicodeDecodeError) as error:
             message = f"templates_file cannot be read: {error}"
             raise SpecError([Problem(field="", message=message, source=source)]) from error
-        templates |= _Reader(document, source).templates()
+        templates |= _Reader(document, source, network_profiles).templates()
     if default not in templates:
         message = _unknown("default_template", default, templates)
         raise SpecError([Problem(field="default_template", message=message, source=source)])
@@ -61,8 +63,9 @@ def load_templates(path: Path | None, default: str = "host") -> dict[str, Templa
 class _Reader:
     """Turns a document into templates and gathers what is wrong."""
 
-    def __init__(self, document: Document, source: str) -> None:
+    def __init__(self, document: Document, source: str, network_profiles: tuple[str, ...]) -> None:
         self._document = document
+        self._network_profiles = network_profiles
         self._source = source
         self._problems: list[Problem] = []
 
@@ -100,8 +103,8 @@ class _Reader:
             self._note(path, _unknown("key", path[1], _KEYS))
         elif not isinstance(value, kind) or (kind is int and not _is_count(value)):
             self._note(path, f"found {described(value)}; must be {_WORDS[kind]}")
-        elif path[1] == "network_profile" and value not in NETWORK_PROFILES:
-            self._note(path, _unknown("network profile", str(value), NETWORK_PROFILES[1:]))
+        elif path[1] == "network_profile" and value not in self._network_profiles:
+            self._note(path, _unknown("network profile", str(value), self._network_profiles))
         elif path[1] == "env":
             self._check_env(path, value)
 

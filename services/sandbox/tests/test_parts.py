@@ -306,7 +306,7 @@ def test_default_limits_fit_each_other_whatever_the_memory():
             lifetime_seconds=60,
             idle_seconds=60,
         )
-        check_create(spec, "", "", Policy())
+        check_create(spec, "", Policy())
     with pytest.raises(InvalidArgument, match="memory_bytes"):
         check_create(
             CreateSpec(
@@ -317,7 +317,6 @@ def test_default_limits_fit_each_other_whatever_the_memory():
                 idle_seconds=60,
             ),
             "host",
-            "none",
             Policy(),
         )
 

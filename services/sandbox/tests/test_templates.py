@@ -3,15 +3,40 @@
 import pytest
 
 from runspec.problems import SpecError
-from sandbox.requests import Policy, fill_limits
+from sandbox.requests import Policy, check_create, fill_limits
+from sandbox.settings import DockerOptions, SandboxSettings
 from sandbox.templates import load_templates
-from sandbox.types import MIB, Limits, Template
+from sandbox.types import MIB, BoxKey, CreateSpec, Limits, Purpose, Template
+from servicekit.errors import InvalidArgument
 
 
 def _load(tmp_path, text: str, default: str = "host"):
     file = tmp_path / "templates.yaml"
     file.write_text(text)
     return load_templates(file, default)
+
+
+def test_network_profiles_are_those_of_the_backend(tmp_path):
+    docker = DockerOptions(networks={"egress": "some-network"})
+    assert SandboxSettings(docker=docker).network_profiles() == ("none",)
+    settings = SandboxSettings(backend="docker", docker=docker)
+    assert settings.network_profiles() == ("none", "egress")
+    file = tmp_path / "templates.yaml"
+    file.write_text("tools: {network_profile: egress}\n")
+    found = load_templates(file, "tools", settings.network_profiles())
+    spec = CreateSpec(
+        key=BoxKey(
+            rollout_id="00000000-0000-7000-8000-000000000000", purpose=Purpose.AGENT, sequence=0
+        ),
+        run_id="run-1",
+        limits=Limits(),
+        lifetime_seconds=60,
+        idle_seconds=60,
+        network_profile=found["tools"].network_profile,
+    )
+    check_create(spec, "", Policy(network_profiles=settings.network_profiles()))
+    with pytest.raises(InvalidArgument, match="network_profile: found 'egress'; known are none"):
+        check_create(spec, "", Policy())
 
 
 def test_host_is_there_without_a_file_and_beside_others(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.backends.local.roots import Roots, digest_of
 from sandbox.rootfs import DEFAULT_ENV
+from sandbox.spawner import syscalls
 from sandbox.types import (
     MIB,
     BoxFile,
@@ -307,3 +308,34 @@ async def test_a_root_that_cannot_be_used_leaves_nothing(backend):
     with pytest.raises(FailedPrecondition, match="nothing is there"):
         await backend.create(spec, lambda _: None)
     assert backend.live_count() == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's sandboxes are all that user's")
+async def test_where_owners_cannot_be_mapped_imported_roots_work_all_the_same(
+    root_folder, tmp_path, caplog
+):
+    for name in ("lower", "upper", "work", "data"):
+        (tmp_path / name).mkdir()
+    options = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))
+    data = tmp_path / "data"
+    syscalls.mount("overlay", str(data), "overlay", 0, options)  # has no mapped owners
+    made = LocalBackend(data)
+    try:
+        try:
+            await made.start()
+        except FailedPrecondition as error:
+            pytest.skip(f"no sandboxes on this machine: {error.message}")
+        template = Template(rootfs=str(root_folder))
+        for name in ("a", "b"):
+            spec = BoxSpec(sandbox_id=name, limits=LIMITS, template=template)
+            box = await made.create(spec, lambda _: None)
+            command = Command(
+                exec_id="x",
+                argv=("sh", "-c", "stat -c %u /etc/issue; rm /etc/issue; touch /etc/new"),
+            )
+            outcome = await box.run(command, DEFAULT_ENV, None)
+            assert (outcome.exit_code, outcome.stdout, outcome.stderr) == (0, b"0\n", b"")
+        assert sum("share one user" in record.message for record in caplog.records) <= 1
+    finally:
+        await made.close()
+        syscalls.unmount(str(data), syscalls.MNT_DETACH)

@@ -34,6 +34,8 @@ LINK = 4
 """Descriptor of the socket to the spawner, during set-up."""
 
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
+_MAPPED_ROOT = "root file system under another owner"
+_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 _NUM_STDIO = 3
 _MAX_SEARCHED = 256
 """Folders of a PATH that are looked into."""
@@ -72,6 +74,7 @@ def run_keeper(
         keeper.serve()
     except StageError as error:
         failure = {"op": "error", "stage": error.stage, "errno": error.number}
+        failure["maps_no_owners"] = error.stage == _MAPPED_ROOT and error.number in _UNSUPPORTED
         wire.send(control, {**failure, "detail": error.detail})
     finally:
         os._exit(0)
@@ -103,7 +106,7 @@ class _Keeper:
             os.setsid()
             stage = "namespaces"
             namespaces.make_namespaces(spec["hostname"])
-            stage = "root file system"
+            stage = _MAPPED_ROOT if id_map >= 0 else "root file system"
             writable = enter_root(spec, id_map)
             if id_map >= 0:
                 os.close(id_map)

@@ -43,6 +43,9 @@ _EXIT_KILLED = 128 + signal.SIGKILL
 class LaunchError(Exception):
     """The sandbox could not be set up; says at which stage."""
 
+    maps_no_owners = False
+    """Whether that is because an imported root cannot be shown as another user's here."""
+
 
 class _ForkRefused(Exception):
     """The command could not be started because the sandbox may start no process at present."""
@@ -312,7 +315,9 @@ class LocalBox:
                 self._ready.set_result(None)
         elif operation == "error":
             if not self._ready.done():
-                self._ready.set_exception(LaunchError(f"{message['stage']}: {message['detail']}"))
+                error = LaunchError(f"{message['stage']}: {message['detail']}")
+                error.maps_no_owners = bool(message.get("maps_no_owners"))
+                self._ready.set_exception(error)
         elif operation == "started":
             self._on_started(message["key"], message["mark"])
         elif operation in ("ended", "refused"):

@@ -122,6 +122,8 @@ class ScriptedBox:
         self.claiming.set()
         self.release = asyncio.Event()
         self.release.set()
+        self.ending = asyncio.Event()
+        self.ending.set()
         self._gone = asyncio.Event()
 
     async def run(
@@ -183,6 +185,7 @@ class ScriptedBox:
             raise BoxLost("destroyed")
 
     async def destroy(self) -> None:
+        await self.ending.wait()
         self.destroyed = True
         self._gone.set()
 

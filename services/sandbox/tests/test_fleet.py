@@ -91,6 +91,26 @@ async def test_an_idle_sandbox_goes_and_every_call_renews(suite, clock):
     assert caught.value.reason == "SANDBOX_ENDED"
 
 
+async def test_a_destruction_that_takes_long_keeps_no_other_lease_from_ending(
+    suite, backend, clock
+):
+    slow = (await suite.create(suite.rollout_id(), idle_seconds=10.0)).info
+    next_one = (await suite.create(suite.rollout_id(), idle_seconds=20.0)).info
+    backend.boxes[slow.sandbox_id].ending.clear()
+    async with asyncio.timeout(10):
+        clock.now += 11
+        await suite.fleet.expire()
+        clock.now += 11
+        await suite.fleet.expire()
+    assert suite.events.causes(next_one.sandbox_id) == ["idle"]
+    assert suite.events.causes(slow.sandbox_id) == []
+    backend.boxes[slow.sandbox_id].ending.set()
+    async with asyncio.timeout(10):
+        while not suite.events.causes(slow.sandbox_id):
+            await asyncio.sleep(0)
+    assert suite.events.causes(slow.sandbox_id) == ["idle"]
+
+
 async def test_a_running_command_keeps_the_lease_but_not_the_lifetime(suite, backend, clock):
     rollout_id = suite.rollout_id()
     info = (await suite.create(rollout_id, idle_seconds=10.0, lifetime_seconds=100.0)).info

@@ -40,6 +40,10 @@ from sandbox.types import (
 from servicekit.errors import FailedPrecondition, HoneError
 
 log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 1.0
+"""So long the ends of leases are waited for: a destruction that takes longer keeps nothing else waiting."""
+
 T = TypeVar("T")
 
 
@@ -216,9 +220,11 @@ class Fleet:
         self._measures.show(stats, self._leaked_baseline)
         self._alarms.check(stats.leaked_count, self._leaked_baseline)
         expired = [(entry, entry.lease.expired()) for entry in self._table.all()]
-        await asyncio.gather(
-            *(self.destroy(entry, cause) for entry, cause in expired if cause is not None)
-        )
+        ending = [
+            self.spawn(self.destroy(entry, cause)) for entry, cause in expired if cause is not None
+        ]
+        if ending:
+            await asyncio.wait(ending, timeout=_PATIENCE_SECONDS)
 
     async def reap(self) -> None:
         """Remove what belongs to no sandbox of the table, and tell what has not been told."""

@@ -30,6 +30,7 @@ from sandbox.backends.docker.spec import (
     WRITABLE,
     ContainerSpecs,
     container_name,
+    name_of,
 )
 from sandbox.backends.folder import StateFolder
 from sandbox.backends.manager_name import ManagerName
@@ -143,7 +144,7 @@ class DockerBackend:
         )
         reaped = 0
         for container in found:
-            name = container["Names"][0].lstrip("/")
+            name = name_of(container)
             whose = name.partition(HELPER_MARK)[0]
             if whose in keep or not self._is_remains(container["Labels"]):
                 continue
@@ -281,8 +282,8 @@ class DockerBackend:
                         await self._look_around()
                     else:
                         self._take(event)
-            except HoneError as error:
-                log.warning("no events from the Docker daemon", extra={"error": error.message})
+            except (HoneError, Refused) as error:
+                log.warning("no events from the Docker daemon", extra={"error": str(error)})
             await asyncio.sleep(_RECONNECT_SECONDS)
 
     async def _look_around(self) -> None:
@@ -293,7 +294,7 @@ class DockerBackend:
         found = await self._engine.call(
             "list containers", self._engine.sdk.containers, filters={"label": [MANAGER_LABEL]}
         )
-        running = {container["Names"][0].lstrip("/") for container in found}
+        running = {name_of(container) for container in found}
         for name, box in boxes.items():
             if name not in running:
                 box.note_death()

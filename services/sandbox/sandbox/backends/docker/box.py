@@ -248,6 +248,9 @@ class DockerBox:
                 await asyncio.shield(running.killing)
             await asyncio.wait({pumping}, timeout=GRACE_SECONDS)
             running.output_incomplete = not pumping.done()
+            if pumping.done() and (broken := pumping.exception()) is not None:
+                self.note_death()  # a command that nobody knows leaves a sandbox that nobody knows
+                raise BoxLost(f"sandbox {self.sandbox_id}: {broken}") from broken
             return state
         except BaseException:  # how it ends is not to be known
             self._stop(running, Termination.KILLED)

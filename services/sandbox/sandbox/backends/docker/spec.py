@@ -1,6 +1,7 @@
 """What the Docker daemon is told of a container: isolation, limits, labels."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from sandbox.rootfs import HOST_NAME, WORKING_DIR
@@ -151,3 +152,9 @@ class ContainerSpecs:
 def container_name(sandbox_id: str) -> str:
     """Name the container of a sandbox."""
     return f"hone-{sandbox_id}"
+
+
+def name_of(listed: Mapping[str, Any]) -> str:
+    """Return the name of a container in a list; its id where it has none any more, half removed."""
+    names: list[str] = listed.get("Names") or [listed["Id"]]
+    return names[0].lstrip("/")

@@ -114,16 +114,18 @@ class Wire:
         """Yield first an empty event, once the daemon listens, then each event, until the connection ends.
 
         Raises:
-            Unavailable: the daemon cannot be reached.
+            Unavailable: the daemon cannot be reached, or breaks off.
         """
         reply = await self.request("GET", "/events", query={"filters": json.dumps(filters)})
         with contextlib.closing(reply.writer):
-            if reply.status >= _OK:
-                raise Unavailable(f"the Docker daemon gives no events: {await reply.message()}")
-            yield {}
-            with contextlib.suppress(OSError):
+            try:
+                if reply.status >= _OK:
+                    raise Unavailable(f"the Docker daemon gives no events: {await reply.message()}")
+                yield {}
                 while line := await reply.reader.readline():
                     yield json.loads(line)
+            except (OSError, EOFError, ValueError) as error:
+                raise Unavailable(f"the Docker daemon's events broke off: {error}") from error
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._parts.scheme == "unix":
@@ -142,8 +144,12 @@ class ExecStream:
         self._writer = reply.writer
 
     async def read(self) -> AsyncGenerator[tuple[Stream, bytes], None]:
-        """Yield output as it comes, until the daemon closes the stream."""
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        """Yield output as it comes, until the daemon closes the stream.
+
+        Raises:
+            Unavailable: the connection broke; more was to come.
+        """
+        try:
             while True:
                 head = await self._reader.readexactly(_FRAME_HEAD_BYTES)
                 stream = _STREAMS.get(head[0], Stream.STDOUT)
@@ -151,9 +157,16 @@ class ExecStream:
                 while left:
                     data = await self._reader.read(min(left, _READ_BYTES))
                     if not data:
-                        return
+                        raise ConnectionResetError("in the middle of a frame")
                     left -= len(data)
                     yield stream, data
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                raise Unavailable(
+                    "a command's output broke off in the middle of a frame"
+                ) from error
+        except OSError as error:
+            raise Unavailable(f"a command's output broke off: {error}") from error
 
     async def feed(self, data: bytes) -> None:
         """Write the input and close it; a command that does not read it is no error."""

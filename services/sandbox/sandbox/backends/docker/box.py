@@ -13,6 +13,7 @@ from sandbox.backends.docker.engine import Engine, Missing, Refused
 from sandbox.backends.docker.exec import EXIT_KILLED, GRACE_SECONDS, ContainerCommand
 from sandbox.backends.docker.files import ContainerFiles
 from sandbox.backends.docker.kill import Killer
+from sandbox.backends.docker.listing import names_in
 from sandbox.backends.docker.wire import ExecStream
 from sandbox.backends.protocol import BoxLost
 from sandbox.rootfs import SHELL
@@ -47,11 +48,6 @@ _DEATH_SECONDS = 2.0
 _OOM_SECONDS = 0.5
 """The kernel's word about memory may come a little later than the end that it explains."""
 
-_LIST_SECONDS = 20.0
-_LIST_BYTES = 8 * 1024 * 1024
-_LIST_SCRIPT = (
-    'cd -- "$1" && for n in * .*; do [ -e "$n" ] || [ -L "$n" ] || continue; printf %s/ "$n"; done'
-)
 _EXITS_NOT_STARTED = (126, 127)
 _NO_PROGRAM = ("executable file not found", "error finding executable")
 """How runc and gVisor say it."""
@@ -141,7 +137,7 @@ class DockerBox:
 
     async def list_files(self, path: str) -> list[FileEntry]:
         """List a folder; see `Box.list_files`."""
-        return await self._with_files(self._files.entries(path, self._names))
+        return await self._with_files(self._files.entries(path, self._names_in))
 
     async def stat_file(self, path: str) -> FileEntry:
         """Say what a path is; see `Box.stat_file`."""
@@ -394,30 +390,12 @@ class DockerBox:
         running.stop_reason = Termination.SANDBOX_BROKEN_BY_WORKLOAD
         return running.outcome(0, oom_killed=False)
 
+    async def _names_in(self, folder: str) -> list[str]:
+        return await names_in(folder, lambda command: self.run(command, {}, None), self._user)
+
     def _raise_if_ended(self) -> None:
         if self._ended.is_set():
             raise BoxLost(f"sandbox {self.sandbox_id} died")
-
-    async def _names(self, folder: str) -> list[str]:
-        command = Command(
-            exec_id="",
-            argv=(SHELL, "-c", _LIST_SCRIPT, "sh", folder),
-            working_dir="/",
-            timeout_seconds=_LIST_SECONDS,
-            max_output_bytes=_LIST_BYTES,
-        )
-        outcome = await self.run(command, {}, None)
-        if (
-            outcome.termination is not Termination.EXITED
-            or outcome.exit_code
-            or outcome.stdout_truncated
-        ):
-            raise FailedPrecondition(
-                f"{folder}: cannot be listed by user {self._user} with at most {_LIST_BYTES} bytes of names",
-                attributable="workload",
-            )
-        names = [name for name in outcome.stdout.split(b"/") if name not in (b"", b".", b"..")]
-        return [name.decode(errors="surrogateescape") for name in names]
 
     async def _with_files(self, work: Awaitable[T]) -> T:
         if self._ended.is_set():

@@ -26,12 +26,12 @@ from sandbox.backends.local.box import LaunchError, LocalBox
 from sandbox.backends.local.cgroups import (
     OWN_PROCESSES,
     BoxCgroup,
-    Cgroups,
     CgroupsUnavailable,
     Tree,
     find_tree,
 )
 from sandbox.backends.local.files import make_pool
+from sandbox.backends.local.manager_groups import ManagerGroups
 from sandbox.backends.local.roots import Roots
 from sandbox.backends.local.spawner_process import SpawnerProcess
 from sandbox.backends.manager_name import ManagerName
@@ -56,17 +56,11 @@ OUTER_UID = 100_000
 _NUM_UIDS = 60_000
 """Each sandbox's root is one of so many uids after that: the kernel has limits per user, which no two may share."""
 
-_UNKNOWN_SECONDS = 60.0
-"""A group without a sandbox in the table is removed after this long."""
-
 _PROBE = ("sh", "-c", "command -v python3 >/dev/null || echo no python3")
 _ANSWER_SECONDS = 60.0
 """A sandbox whose keeper is stuck for so long is given up; its own busy processes make it slow, but not so slow."""
 
 _OPEN_FILES = 1024
-_GROUPS_FILE = "groups"
-"""In the state folder: where managers before this one had their control groups, a path a line."""
-
 _ROOT_DIR = "root"
 _DEVICES_DIR = "dev"
 """Below the state folder: mount points, empty for all but sandboxes and the spawner."""
@@ -94,7 +88,7 @@ class LocalBackend:
         self._folder = StateFolder(state_dir)
         self._clock = clock
         self._rootless = os.geteuid() != 0
-        self._cgroups: Cgroups | None = None
+        self._groups: ManagerGroups | None = None
         self._owner = os.getuid() if self._rootless else OUTER_UID
         self._roots = Roots(self._state_dir / "roots", self._owner, clock=clock)
         self._sources = tuple(roots)
@@ -103,7 +97,6 @@ class LocalBackend:
         self._restart = asyncio.Lock()
         self._pool = make_pool()
         self._boxes: dict[str, LocalBox] = {}
-        self._first_seen: dict[str, float] = {}
         self._closing = False
         self._first_uid = 0
         self._uids_given = 0
@@ -134,7 +127,7 @@ class LocalBackend:
         level = "ns-rootless" if self._rootless else "ns-root"
         return BackendInfo(
             backend="local",
-            isolation=f"{level}-rlimits" if self._cgroups is None else level,
+            isolation=f"{level}-rlimits" if self._groups is None else level,
             detail="; ".join(text for text in (missing, detail) if text),
         )
 
@@ -179,9 +172,11 @@ class LocalBackend:
 
     async def _make_group(self, sandbox_id: str, limits: Limits) -> BoxCgroup | None:
         """Make the control groups of a sandbox; when cancelled, none is left."""
-        if self._cgroups is None:
+        if self._groups is None:
             return None
-        making = asyncio.ensure_future(asyncio.to_thread(self._cgroups.create, sandbox_id, limits))
+        making = asyncio.ensure_future(
+            asyncio.to_thread(self._groups.cgroups.create, sandbox_id, limits)
+        )
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -194,7 +189,7 @@ class LocalBackend:
 
     async def reap(self, known: frozenset[str]) -> int:
         """Remove remains; see `Backend.reap`."""
-        return await asyncio.to_thread(self._reap, known)
+        return 0 if self._groups is None else await asyncio.to_thread(self._groups.reap, known)
 
     @property
     def spawner_pid(self) -> int:
@@ -204,9 +199,9 @@ class LocalBackend:
 
     def live_count(self) -> int:
         """Count live sandboxes; see `Backend.live_count`."""
-        if self._cgroups is None:
+        if self._groups is None:
             return sum(box.alive for box in self._boxes.values())
-        return len(self._cgroups.sandboxes(self._cgroups.generation))
+        return len(self._groups.live())
 
     async def close(self) -> None:
         """Stop; see `Backend.close`."""
@@ -215,8 +210,8 @@ class LocalBackend:
             await box.destroy()
         if self._spawner is not None:
             await self._spawner.stop()
-        if self._cgroups is not None:
-            await asyncio.to_thread(self._cgroups.close)
+        if self._groups is not None:
+            await asyncio.to_thread(self._groups.cgroups.close)
         self._pool.shutdown()
         self._folder.release()
 
@@ -227,37 +222,11 @@ class LocalBackend:
     def _find_cgroups(self) -> str:
         """Set up control groups; return why there are none, or what they lack."""
         try:
-            tree, earlier = self._find_tree(), self._earlier_roots()
-            self._cgroups = Cgroups(tree, str(self._name), earlier)
+            tree = self._find_tree()
+            self._groups = ManagerGroups(self._folder, self._name, tree, self._clock)
         except CgroupsUnavailable as error:
             return f"no group limits, only limits per process: {error}"
-        roots = dict.fromkeys([*earlier, *self._cgroups.roots()])
-        text = "".join(f"{folder}\n" for folder in roots if folder.exists())
-        self._folder.write(_GROUPS_FILE, text)
         return "" if "cpu" in tree.controllers else "no CPU limit: no cpu controller"
-
-    def _earlier_roots(self) -> list[Path]:
-        """Return where earlier managers of this folder had their groups; another shell or unit, another place."""
-        return [Path(line) for line in self._folder.read(_GROUPS_FILE).splitlines()]
-
-    def _reap(self, known: frozenset[str]) -> int:
-        if self._cgroups is None:
-            return 0
-        reaped = 0
-        own = self._cgroups.generation
-        for generation in self._cgroups.generations():
-            manager = ManagerName.parse(generation)
-            if manager is not None and self._name.knows_dead(manager):
-                reaped += len(self._cgroups.sandboxes(generation))
-                self._cgroups.remove_generation(generation)
-        unknown = set(self._cgroups.sandboxes(own)) - known
-        self._first_seen = {name: self._first_seen.get(name, self._clock()) for name in unknown}
-        for name, seen in self._first_seen.items():
-            if self._clock() - seen > _UNKNOWN_SECONDS:
-                group = self._cgroups.find(own, name)
-                group.kill_all()
-                reaped += group.remove()
-        return reaped
 
     async def _start_spawner(self) -> None:
         spawner = SpawnerProcess(self._state_dir / _DEVICES_DIR, self._on_spawner_death)
@@ -338,7 +307,7 @@ class LocalBackend:
             (resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES),
             (resource.RLIMIT_CORE, 0, 0),
         ]
-        if self._cgroups is None:
+        if self._groups is None:
             processes = limits.max_processes + OWN_PROCESSES
             limit_numbers += [
                 (resource.RLIMIT_NPROC, processes, processes),

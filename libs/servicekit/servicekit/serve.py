@@ -19,7 +19,7 @@ from servicekit.errors import HoneError
 from servicekit.logs import configure_logging
 from servicekit.metrics import CallMetrics, MetricsPort, Observe, silent_meter
 from servicekit.server_interceptor import ServerInterceptor
-from servicekit.settings import ServiceSettings
+from servicekit.settings import ServiceSettings, wrong_settings
 from servicekit.telemetry import otlp_exporter, tracer_provider
 from servicekit.tokens import TokenVerifier
 
@@ -72,11 +72,18 @@ class App(Generic[S]):
 Build = Callable[[App[S]], Awaitable[None]]
 
 
-def run(name: str, settings: S, build: Build[S]) -> None:
+def run(name: str, read_settings: Callable[[], S], build: Build[S]) -> None:
     """Serves until SIGTERM or SIGINT, then exits: 0 after a drain, 1 after a crash.
 
     An error that names its cause (typed errors, OSError, ValueError) is one line on stderr, never a bare traceback.
+    `read_settings` is the class of the settings.
     """
+    try:
+        settings = read_settings()
+    except ValueError as error:
+        configure_logging(name, "INFO", "json")
+        log.error("cannot start: %s", wrong_settings(name, error))
+        sys.exit(1)
     configure_logging(name, settings.log_level, settings.log_format)
     try:
         code = uvloop.run(serve(name, settings, build))

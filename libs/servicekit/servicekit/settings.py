@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 SERVICES = (
@@ -51,3 +51,14 @@ class ServiceSettings(BaseSettings):
     """Share of rollouts whose traces are kept; decided by the rollout_id alone, so all services agree."""
     max_message_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
     """Largest gRPC message in either direction."""
+
+
+def wrong_settings(service: str, error: ValueError) -> str:
+    """Returns what is wrong with a service's settings, each by the name of its environment variable."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    said = []
+    for problem in error.errors():
+        name = "__".join(str(part) for part in problem["loc"]).upper()
+        said.append(f"HONE_{service.upper()}_{name}: {problem['msg']}; found {problem['input']!r}")
+    return "\n".join(said)

@@ -19,7 +19,7 @@ from servicekit.settings import ServiceSettings
 async def build(app: App[ServiceSettings]) -> None:
     {build}
 
-run("probe", ServiceSettings(port={port}, drain_seconds=2.0), build)
+run("probe", lambda: ServiceSettings(port={port}, drain_seconds=2.0), build)
 """
 
 
@@ -51,6 +51,15 @@ def test_sigterm_drains_and_exits_with_0(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     assert "finished what it held" in (tmp_path / "log").read_text()
+
+
+def test_wrong_settings_are_named_as_they_are_set(tmp_path: Path) -> None:
+    process = start(tmp_path, "pass", port=70000)
+    assert process.wait(20) == 1
+    log = (tmp_path / "log").read_text()
+    assert "cannot start: HONE_PROBE_PORT: Input should be less than or equal to 65535" in log
+    assert "found 70000" in log
+    assert "Traceback" not in log
 
 
 def test_crash_of_background_work_ends_the_process_with_1(tmp_path: Path) -> None:

@@ -73,4 +73,4 @@ async def build(app: App[ConsoleSettings]) -> None:
 
 
 if __name__ == "__main__":
-    run("console", ConsoleSettings(), build)
+    run("console", ConsoleSettings, build)

@@ -73,4 +73,4 @@ def _leases(settings: GraderSettings) -> SandboxLeases | NoLeases:
 
 
 if __name__ == "__main__":
-    run("grader", GraderSettings(), build)
+    run("grader", GraderSettings, build)

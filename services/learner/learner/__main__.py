@@ -51,4 +51,4 @@ async def build(app: App[LearnerSettings]) -> None:
 
 
 if __name__ == "__main__":
-    run("learner", LearnerSettings(), build)
+    run("learner", LearnerSettings, build)

@@ -10,4 +10,4 @@ if __name__ == "__main__":
     # OpenMP's threads spin by default, which starves everything else on the machine, and the other
     # half of their own team with it, as soon as cores are shared. Read once, when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    run("rollout", RolloutSettings(), build)
+    run("rollout", RolloutSettings, build)

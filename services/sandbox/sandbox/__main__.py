@@ -87,4 +87,4 @@ def _allow_many_descriptors() -> None:
 
 
 if __name__ == "__main__":
-    run("sandbox", SandboxSettings(), build)
+    run("sandbox", SandboxSettings, build)

@@ -50,4 +50,4 @@ async def build(app: App[ToolGatewaySettings]) -> None:
 
 
 if __name__ == "__main__":
-    run("tool_gateway", ToolGatewaySettings(), build)
+    run("tool_gateway", ToolGatewaySettings, build)

@@ -101,6 +101,32 @@ class DockerOptions(BaseModel):
         return int(user), int(group)
 
 
+class RunscOptions(BaseModel):
+    """Of the backend runsc: gVisor without a daemon."""
+
+    model_config = ConfigDict(frozen=True)
+
+    program: str = "runsc"
+    """A path, or a name to be found in PATH."""
+    platform: str = Field(default="ptrace", pattern=r"^[a-z]+$")
+    """How gVisor comes by the workload's calls: ptrace, kvm, or systrap with newer versions."""
+    runtime_processes: int = Field(default=128, ge=1)
+    """How many processes (and threads) of the host gVisor needs for itself."""
+    processes_each: int = Field(default=16, ge=1)
+    """How many of the host gVisor needs for each process of the sandbox; at most one for each thread of its own."""
+    runtime_mib: int = Field(default=96, ge=1)
+    """How much memory gVisor and the agent get beside the sandbox's."""
+    start_seconds: float = Field(default=30.0, gt=0)
+    """How long a sandbox may take to answer."""
+    user: str = Field(default="1000:1000", pattern=r"^[1-9]\d{0,8}:[1-9]\d{0,8}$")
+    """User and group, as numbers, that commands run as; 0 is the agent's."""
+
+    def user_and_group(self) -> tuple[int, int]:
+        """Return both as numbers."""
+        user, _, group = self.user.partition(":")
+        return int(user), int(group)
+
+
 class SandboxSettings(ServiceSettings):
     """What the sandbox service needs to know. `token_key_file` is required: every call is checked."""
 
@@ -108,7 +134,9 @@ class SandboxSettings(ServiceSettings):
         env_prefix="HONE_SANDBOX_", env_nested_delimiter="__", frozen=True, extra="ignore"
     )
 
-    backend: Literal["local", "remote", "state", "optimistic", "docker", "kubernetes"] = "local"
+    backend: Literal["local", "remote", "state", "optimistic", "docker", "kubernetes", "runsc"] = (
+        "local"
+    )
     """Which backend makes the sandboxes."""
     templates_file: Path | None = None
     """YAML: what sandboxes start from, by name; see `templates.py`. `host` is always there."""
@@ -142,6 +170,7 @@ class SandboxSettings(ServiceSettings):
     optimistic: OptimisticOptions = OptimisticOptions()
     docker: DockerOptions = DockerOptions()
     kubernetes: KubernetesOptions = KubernetesOptions()
+    runsc: RunscOptions = RunscOptions()
 
     def network_profiles(self) -> tuple[str, ...]:
         """Return the network profiles that sandboxes may ask for; of the backends docker alone can have others."""

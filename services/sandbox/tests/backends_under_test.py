@@ -23,6 +23,7 @@ import hostile_cases
 import kubernetes_rows
 import pytest
 import remote_rows
+import runsc_rows
 
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.backends.local.cgroups import CgroupsUnavailable, find_tree
@@ -282,6 +283,14 @@ UNDER_TEST: dict[str, Subject] = {
         lose=kubernetes_rows.lose,
         census=kubernetes_rows.census,
         leave_remains=kubernetes_rows.leave_remains,
+    ),
+    "runsc": Subject(
+        is_slow=True,
+        open=runsc_rows.opened,
+        vectors=runsc_rows.VECTORS,
+        lose=runsc_rows.lose,
+        census=runsc_rows.census,
+        leave_remains=runsc_rows.leave_remains,
     ),
 }
 

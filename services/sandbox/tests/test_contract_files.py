@@ -40,6 +40,10 @@ async def box(rig: Rig):
     return await rig.create()
 
 
+MODE = "python3 -c 'import os, sys; print(oct(os.stat(sys.argv[1]).st_mode)[-3:])'"
+"""Prints a path's mode; stat of new coreutils asks for more than an old gVisor answers."""
+
+
 async def sh(box, script: str) -> bytes:
     command = Command(exec_id=f"f{next(_numbers)}", argv=("sh", "-c", script), timeout_seconds=20.0)
     outcome = await box.run(command, DEFAULT_ENV, None)
@@ -75,7 +79,7 @@ async def test_a_file_is_written_whole_and_read_in_parts(box):
     content = bytes(range(256)) * 1000
     await box.write_file(BoxFile(path="/work/a/b/c", content=content, mode=0o750))
     await box.write_file(BoxFile(path="/work/a/b/c", content=content[::-1], mode=0o640))
-    assert await sh(box, "wc -c < /work/a/b/c; stat -c %a /work/a/b/c") == b"256000\n640\n"
+    assert await sh(box, f"wc -c < /work/a/b/c; {MODE} /work/a/b/c") == b"256000\n640\n"
     read = await box.read_file("/work/a/b/c", 1000, 50)
     assert (read.content, read.size_bytes) == (content[::-1][1000:1050], 256_000)
     for path, kind in (("/work/none", NotFound), ("/work/a", InvalidArgument)):
@@ -113,7 +117,7 @@ async def test_an_archive_goes_in_and_comes_out(rig: Rig, box):
         _member("l", tarfile.SYMTYPE, linkname="d/f"),
     )
     await box.unpack("/work/in", archive)
-    assert await sh(box, "cd /work/in && wc -c < l && stat -c %a d/f") == b"1280000\n755\n"
+    assert await sh(box, f"cd /work/in && wc -c < l && {MODE} d/f") == b"1280000\n755\n"
     packed = rig.scratch / "packed.tar"
     await box.pack("/work/in", packed, 100 * MIB)
     found = {name.removeprefix("./"): data for name, data in _read(packed).items()}
@@ -143,7 +147,7 @@ HOSTILE = {
 async def test_nothing_is_unpacked_outside_the_folder(rig: Rig, box, what):
     with pytest.raises(InvalidArgument):
         await box.unpack("/work/in", _archive(rig, *HOSTILE[what]()))
-    assert await sh(box, "ls /tmp/out /work/out 2>/dev/null; true") == b""
+    assert await sh(box, "for f in /tmp/out /work/out; do [ ! -e $f ] || echo $f; done") == b""
 
 
 async def test_what_cannot_be_unpacked_or_packed_says_why(rig: Rig, box):
@@ -178,7 +182,7 @@ async def test_a_snapshot_brings_back_what_was_written_and_removed(rig: Rig):
     await sh(box, "echo later > /work/later")
     again = await rig.create(snapshot=saved)
     assert again.rootfs_digest == box.rootfs_digest
-    assert await sh(again, "cd /work && ls && cat l && stat -c %a d/f") == b"d\nl\nkept\n750\n"
+    assert await sh(again, f"cd /work && ls && cat l && {MODE} d/f") == b"d\nl\nkept\n750\n"
     await sh(again, "echo changed > /work/d/f")
     assert await sh(box, "cat /work/d/f") == b"kept\n"
 

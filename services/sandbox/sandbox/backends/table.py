@@ -8,12 +8,23 @@ from sandbox.settings import SandboxSettings
 
 def _local(settings: SandboxSettings) -> Backend:
     from sandbox.backends.local.backend import LocalBackend
+
+    return LocalBackend(settings.data_dir, roots=_roots(settings))
+
+
+def _runsc(settings: SandboxSettings) -> Backend:
+    from sandbox.backends.runsc.backend import RunscBackend
+
+    return RunscBackend(settings.data_dir, settings.runsc, roots=_roots(settings))
+
+
+def _roots(settings: SandboxSettings) -> list[str]:
+    """Return what root file systems the templates name, to be imported at start."""
     from sandbox.rootfs import HOST_ROOT
     from sandbox.templates import load_templates
 
     templates = load_templates(settings.templates_file, settings.default_template)
-    roots = {template.rootfs for template in templates.values()} - {HOST_ROOT}
-    return LocalBackend(settings.data_dir, roots=sorted(roots))
+    return sorted({template.rootfs for template in templates.values()} - {HOST_ROOT})
 
 
 def _remote(settings: SandboxSettings) -> Backend:
@@ -58,4 +69,5 @@ BACKENDS: dict[str, Callable[[SandboxSettings], Backend]] = {
     "optimistic": _optimistic,
     "docker": _docker,
     "kubernetes": _kubernetes,
+    "runsc": _runsc,
 }

@@ -11,6 +11,7 @@ _SANDBOX_FILES = (
     "output.py",
     "spawner/syscalls.py",
     "pod_agent/protocol.py",
+    "pod_agent/mux.py",
     "pod_agent/processes.py",
     "pod_agent/counters.py",
     "pod_agent/supervise.py",

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sandbox.output import CappedOutput
@@ -169,10 +170,8 @@ class Exec:
             reader = os.open("/dev/null", os.O_RDONLY)
         child = [reader]
         for kind in (protocol.STDOUT, protocol.STDERR):
-            ours, theirs = os.pipe()
+            ours, theirs = _pipe_of(self._identity)
             self._readers[ours] = kind
-            if self._identity.switch:
-                os.fchown(theirs, self._identity.uid, self._identity.gid)  # /dev/stdout is reopened
             child.append(theirs)
         self._notes, theirs = os.pipe()
         child.append(theirs)
@@ -305,6 +304,11 @@ class Exec:
 
     def _victims(self, rows: dict[int, processes.Process]) -> list[processes.Process]:
         """List what is left of this command; with its supervisor gone, all orphans of the pod are under suspicion."""
+        if (
+            self._identity.is_mark
+        ):  # but for what has not taken the group yet, which is still a descendant
+            found = processes.descendants([self.supervisor], rows)
+            return list({*found, *processes.bearing(self._identity.gid, rows)})
         if not self._orphaned:
             return processes.descendants([self.supervisor], rows)
         roots = list({self.command, *self._strays()} - {0})
@@ -353,12 +357,34 @@ class Exec:
         self._notes_closed()
 
 
+def _pipe_of(identity: Identity) -> tuple[int, int]:
+    """Make a pipe that belongs to the commands' user, who may open it again as /dev/stdout.
+
+    Made as that user, not given to them: that would take another capability, and gVisor never lets it be done.
+    """
+    if not identity.switch:
+        return os.pipe()
+    os.seteuid(identity.uid)
+    try:
+        return os.pipe()
+    finally:
+        os.seteuid(os.getuid())
+
+
 class Execs:
     """All commands of the pod."""
 
-    def __init__(self, identity: Identity, reaper: Reaper, counters: Counters) -> None:
-        """Nothing runs yet."""
+    def __init__(
+        self, identity: Identity, reaper: Reaper, counters: Counters, groups: range = range(0)
+    ) -> None:
+        """Nothing runs yet; with `groups`, each command runs with one of its own.
+
+        That marks what a command started where the kernel has no subreapers (gVisor). It takes an agent that may
+        change groups, and commands that may not.
+        """
         self._identity = identity
+        self._groups = itertools.cycle(groups)
+        self._is_marking = bool(groups)
         self._reaper = reaper
         self._counters = counters
         self._running: set[Exec] = set()
@@ -367,7 +393,10 @@ class Execs:
         self, request: ExecRequest, send: Callable[[bytes], None], gone: "asyncio.Future[None]"
     ) -> bytes:
         """Run a command; when `gone` is set first, its caller is, and it is killed."""
-        execution = Exec(request, self._identity, self._reaper, self._counters, self._strays, send)
+        identity = self._identity
+        if self._is_marking:
+            identity = replace(identity, gid=next(self._groups), is_mark=True)
+        execution = Exec(request, identity, self._reaper, self._counters, self._strays, send)
         self._running.add(execution)
         try:
             task = asyncio.get_running_loop().create_task(execution.run())

@@ -14,7 +14,7 @@ from sandbox.pod_agent import protocol
 from sandbox.pod_agent.counters import Counters
 from sandbox.pod_agent.execs import Execs
 from sandbox.pod_agent.reaper import Reaper
-from sandbox.pod_agent.server import Server, TokenLock, describe, serve
+from sandbox.pod_agent.server import Server, TokenLock, describe, serve, serve_pipes
 from sandbox.pod_agent.supervise import Identity
 from sandbox.pod_agent.workers import Workers
 from sandbox.spawner import syscalls
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     # As the pod's first process, only signals with a handler reach it from inside; so there are none but SIGCHLD's.
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    syscalls.set_not_dumpable()
+    syscalls.set_dumpable(False)
     syscalls.set_child_subreaper()  # where it is not the pod's first process
     identity = Identity(
         uid=options.uid if options.uid >= 0 else os.getuid(),
@@ -47,22 +47,35 @@ async def _run(options: argparse.Namespace, identity: Identity) -> None:
     server = Server(
         TokenLock(options.token_sha256),
         options.pin,
-        Execs(identity, reaper, Counters(options.cgroup)),
+        Execs(identity, reaper, Counters(options.cgroup), range(*options.groups)),
         Workers(identity, reaper, folders),
         describe(identity.uid, identity.switch, folders),
     )
     gc.freeze()  # children are forks; what is not collected stays shared with them
-    await serve(server, options.host, options.port)
+    if options.stdio:
+        await serve_pipes(server)
+    else:
+        await serve(server, options.host, options.port)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="agent", description=__doc__)
-    parser.add_argument("--host", required=True, help="address to listen on, the pod's own")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--host", help="address to listen on, the pod's own")
+    where.add_argument("--stdio", action="store_true", help="serve on standard input and output")
     parser.add_argument("--port", type=int, default=protocol.PORT)
     parser.add_argument("--token-sha256", default="", help="hexadecimal digest of the token")
     parser.add_argument("--pin", action="store_true", help="let the first caller set the token")
     parser.add_argument("--uid", type=int, default=-1, help="run commands as this user")
     parser.add_argument("--gid", type=int, default=-1)
+    parser.add_argument(
+        "--groups",
+        type=int,
+        nargs=2,
+        default=(0, 0),
+        metavar=("FIRST", "END"),
+        help="a group of its own for each command",
+    )
     parser.add_argument("--max-processes", type=int, default=0, help="of the commands' user")
     parser.add_argument("--cgroup", default="/sys/fs/cgroup", help="where the counters are")
     parser.add_argument("--folder", action="append", default=[], help="a writable folder; repeat")

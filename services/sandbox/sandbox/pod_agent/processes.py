@@ -6,6 +6,7 @@ import resource
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 _ZOMBIE = ("Z", "X")
 _REFUSE_FORKS_FROM_ROUND = 3
@@ -63,6 +64,17 @@ def descendants(roots: Iterable[int], processes: dict[int, Process]) -> list[Pro
     return found
 
 
+def bearing(group: int, processes: dict[int, Process]) -> list[Process]:
+    """Return all live processes that run with a group: a mark that nothing without capabilities gets rid of."""
+    mark = f"\nGid:\t{group}\t".encode()
+    found = []
+    for process in processes.values():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # gone since
+            if not process.zombie and mark in Path(f"/proc/{process.pid}/status").read_bytes():
+                found.append(process)
+    return found
+
+
 def kill(victims: Iterable[Process], spare_group: int, number_of_round: int) -> None:
     """Kill processes and their groups.
 
@@ -74,8 +86,9 @@ def kill(victims: Iterable[Process], spare_group: int, number_of_round: int) -> 
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     for victim in chosen:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if number_of_round >= _REFUSE_FORKS_FROM_ROUND:
+        if number_of_round >= _REFUSE_FORKS_FROM_ROUND:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 _, hard = resource.prlimit(victim.pid, resource.RLIMIT_NPROC)
                 resource.prlimit(victim.pid, resource.RLIMIT_NPROC, (0, hard))
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(victim.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from sandbox.pod_agent import protocol
 from sandbox.pod_agent.execs import ExecRequest, Execs
+from sandbox.pod_agent.mux import Mux
 from sandbox.pod_agent.supervise import Start
 from sandbox.pod_agent.workers import OPERATIONS, Workers
 
@@ -211,6 +212,30 @@ def describe(identity_uid: int, separate: bool, folders: tuple[str, ...]) -> dic
         "python": sys.version.split()[0],
         "writable_folders": list(folders),
     }
+
+
+async def serve_pipes(server: Server) -> None:
+    """Serve over standard input and output until the manager closes its end; see `mux`."""
+    loop = asyncio.get_running_loop()
+    serving: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = loop.create_task(server.handle(reader, writer))
+        serving.add(task)
+        task.add_done_callback(serving.discard)
+
+    mux = Mux(accept)
+    source, target = os.dup(0), os.dup(1)
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1):  # what is written by mistake must not come among the frames
+        os.dup2(null, number)
+    os.close(null)
+    await loop.connect_write_pipe(lambda: mux, os.fdopen(target, "wb", buffering=0))
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb", buffering=0)
+    )
+    await mux.serve(reader)
 
 
 async def serve(

@@ -27,7 +27,8 @@ STAGE_FORK, STAGE_PREPARE, STAGE_CREDENTIALS, STAGE_WORKING_DIR, STAGE_EXECUTE =
 
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT)
 _TITLE = "hone-sandbox exec"
-_MAX_DESCRIPTORS = 65536
+_MAX_DESCRIPTORS = min(65536, os.sysconf("SC_OPEN_MAX"))
+"""Where there is no call to close a range (gVisor), each costs."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Identity:
     """Whether the agent runs as somebody else and has to become this."""
     max_processes: int = 0
     """Of this uid; 0 means that the pod's own limit is the only one."""
+    is_mark: bool = False
+    """Whether the group is one command's alone and so tells what it started, as where there are no subreapers."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ def supervise(start: Start, identity: Identity, stdio: Sequence[int], notes: int
         for number in _RESET_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        syscalls.set_child_subreaper()
+        if not identity.is_mark:
+            syscalls.set_child_subreaper()
         syscalls.set_parent_death_signal(signal.SIGKILL)
         _close_all_but({*stdio, notes})
         try:

@@ -1,0 +1,1 @@
+"""gVisor, one process of its own per sandbox, without a daemon."""

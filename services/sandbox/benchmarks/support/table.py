@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ class Row:
 
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the value below which this share of all lies."""
-    return sorted(values)[int(share * (len(values) - 1))]
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def median(values: Sequence[float]) -> float:

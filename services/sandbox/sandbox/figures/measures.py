@@ -1,5 +1,6 @@
 """The figures of the service: counted for GetStats over the last ten minutes, and recorded for Prometheus."""
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable
@@ -115,7 +116,7 @@ class Measures:
         if not times:
             return Provisioning()
         return Provisioning(
-            p50_seconds=statistics.median(times), p95_seconds=times[int(0.95 * (len(times) - 1))]
+            p50_seconds=statistics.median(times), p95_seconds=times[math.ceil(0.95 * len(times)) - 1]
         )
 
     def show(self, stats: Stats, leaked_baseline: int) -> None:

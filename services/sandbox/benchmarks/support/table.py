@@ -2,9 +2,9 @@
 
 import argparse
 import json
+import math
 import os
 import platform
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

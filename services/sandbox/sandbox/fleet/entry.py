@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from sandbox.backends.protocol import BackendInfo, Box
 from sandbox.fleet.execs import ExecBook
@@ -26,7 +26,7 @@ class Entry:
     template: str
     warm: bool
     """Whether it came from the warm pool."""
-    execs: ExecBook = field(default_factory=ExecBook)
+    execs: ExecBook
     cause: Cause | None = None
     """Set when its destruction begins."""
     destroying: asyncio.Task[None] | None = None

@@ -1,28 +1,67 @@
-"""Commands of one sandbox by exec_id: repeating an id returns the first result instead of running again."""
+"""Commands by exec_id: repeating an id in its sandbox returns the first result instead of running again.
+
+What is remembered is bounded for each sandbox and for all together: results hold what workloads wrote.
+"""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from sandbox.types import ExecOutcome
+from sandbox.types import MIB, ExecOutcome
 from servicekit.errors import AlreadyExists
-
-REMEMBERED_BYTES = 8 * 1024 * 1024
-"""Output of finished commands that is remembered per sandbox, oldest forgotten first."""
 
 _ENTRY_BYTES = 512
 """What a remembered result costs without its output."""
 
 
-class ExecBook:
-    """Remembers what ran and what is running."""
+class ExecMemory:
+    """The results that the books of all sandboxes remember; the oldest are forgotten first."""
 
-    def __init__(self, remembered_bytes: int = REMEMBERED_BYTES) -> None:
-        """Starts empty."""
-        self._remembered_bytes = remembered_bytes
-        self._running: dict[str, asyncio.Task[ExecOutcome]] = {}
-        self._finished: OrderedDict[str, ExecOutcome] = OrderedDict()
+    def __init__(self, book_bytes: int = 8 * MIB, all_bytes: int = 256 * MIB) -> None:
+        """Starts empty.
+
+        Args:
+            book_bytes: Of the results of one sandbox.
+            all_bytes: Of those of all sandboxes together.
+        """
+        self._book_bytes = book_bytes
+        self._all_bytes = all_bytes
         self._bytes = 0
+        self._order: OrderedDict[tuple[ExecBook, str], None] = OrderedDict()
+
+    def keep(self, book: "ExecBook", exec_id: str, outcome: ExecOutcome) -> None:
+        """Remember a result."""
+        book.finished[exec_id] = outcome
+        self._order[book, exec_id] = None
+        book.num_bytes += _size(outcome)
+        self._bytes += _size(outcome)
+        while book.num_bytes > self._book_bytes and len(book.finished) > 1:
+            self._drop(book, next(iter(book.finished)))
+        while self._bytes > self._all_bytes and len(self._order) > 1:
+            self._drop(*next(iter(self._order)))
+
+    def forget(self, book: "ExecBook") -> None:
+        """Forget all results of a sandbox."""
+        for exec_id in list(book.finished):
+            self._drop(book, exec_id)
+
+    def _drop(self, book: "ExecBook", exec_id: str) -> None:
+        del self._order[book, exec_id]
+        size = _size(book.finished.pop(exec_id))
+        book.num_bytes -= size
+        self._bytes -= size
+
+
+class ExecBook:
+    """What ran in one sandbox, and what is running."""
+
+    def __init__(self, memory: ExecMemory) -> None:
+        """Starts empty; `memory` says what is forgotten."""
+        self._memory = memory
+        self._running: dict[str, asyncio.Task[ExecOutcome]] = {}
+        self.finished: dict[str, ExecOutcome] = {}
+        """Remembered results, oldest first; the memory's to change, as is their size."""
+        self.num_bytes = 0
 
     async def run_once(
         self, exec_id: str, start: Callable[[], Awaitable[ExecOutcome]]
@@ -31,7 +70,7 @@ class ExecBook:
 
         A caller that gives up does not stop the command: it may come back for the result.
         """
-        finished = self._finished.get(exec_id)
+        finished = self.finished.get(exec_id)
         if finished is not None:
             return finished
         task = self._running.get(exec_id)
@@ -48,21 +87,22 @@ class ExecBook:
         Raises:
             AlreadyExists: the id was used before.
         """
-        if exec_id in self._finished or exec_id in self._running:
+        if exec_id in self.finished or exec_id in self._running:
             raise AlreadyExists(f"exec_id {exec_id!r} was used before in this sandbox")
         task = asyncio.get_running_loop().create_task(self._run(exec_id, start))
         self._running[exec_id] = task
         return await task
+
+    def forget(self) -> None:
+        """Forget all results: the sandbox is gone."""
+        self._memory.forget(self)
 
     async def _run(self, exec_id: str, start: Callable[[], Awaitable[ExecOutcome]]) -> ExecOutcome:
         try:
             outcome = await start()
         finally:
             del self._running[exec_id]
-        self._finished[exec_id] = outcome
-        self._bytes += _size(outcome)
-        while self._bytes > self._remembered_bytes and len(self._finished) > 1:
-            self._bytes -= _size(self._finished.popitem(last=False)[1])
+        self._memory.keep(self, exec_id, outcome)
         return outcome
 
 

@@ -17,6 +17,7 @@ from sandbox.fleet.admission import Admission
 from sandbox.fleet.creations import Creation, Creations, ended
 from sandbox.fleet.entry import Created, Entry
 from sandbox.fleet.events import Events
+from sandbox.fleet.execs import ExecBook, ExecMemory
 from sandbox.fleet.leases import Lease
 from sandbox.fleet.maker import Maker
 from sandbox.fleet.plans import Plans
@@ -95,6 +96,7 @@ class Fleet:
         self._info: BackendInfo | None = None
         self._table = Table()
         self._creations = Creations()
+        self._exec_memory = ExecMemory()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._orphans_reaped_count = 0
         self._leaked_baseline = 0
@@ -358,6 +360,7 @@ class Fleet:
             provision_seconds=self._clock() - creation.begin_time,
             template=spec.template.name,
             warm=provided.warm,
+            execs=ExecBook(self._exec_memory),
         )
         self._table.add(entry)
         return entry
@@ -368,6 +371,7 @@ class Fleet:
     async def _unmake(self, entry: Entry, cause: Cause) -> None:
         polluted = await _polluted(entry.box)
         await entry.box.destroy()
+        entry.execs.forget()
         self._admission.release(entry.memory_bytes)
         record = self._records.finish(entry.record.sandbox_id, cause, polluted=polluted)
         self._table.finish_end(entry)

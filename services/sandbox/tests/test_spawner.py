@@ -264,3 +264,11 @@ async def test_a_keeper_that_does_not_answer_is_given_up(suite_maker, starter, u
             await asyncio.sleep(0.01)
     finally:
         await suite.manager.close()
+
+
+async def test_a_program_whose_name_is_no_text_is_not_found(real, box):
+    raw = real.fleet.find(box.info.sandbox_id).box
+    command = Command(exec_id="x", argv=(os.fsdecode(b"/work/\xff"),), timeout_seconds=10.0)
+    outcome = await asyncio.wait_for(raw.run(command, {}, None), 20)
+    assert (outcome.termination, outcome.exit_code) == (Termination.EXITED, 127)
+    assert outcome.stderr == b"/work/\xff: No such file or directory\n"

@@ -357,7 +357,7 @@ class LocalBox:
             running.stop_reason = Termination.SANDBOX_BROKEN_BY_WORKLOAD
         command = running.command
         subject = command.working_dir if stage == "working_dir" else command.argv[0]
-        running.stderr.add(f"{subject}: {os.strerror(number)}\n".encode())
+        running.stderr.add(os.fsencode(f"{subject}: {os.strerror(number)}\n"))
         missing = stage == "execute" and number == errno.ENOENT
         return _EXIT_NOT_FOUND if missing else _EXIT_NOT_EXECUTABLE
 

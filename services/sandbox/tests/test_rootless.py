@@ -13,13 +13,26 @@ NOBODY = 65534
 GROUP = 12345
 """Of the ordinary user; another number than the user's, as on many machines."""
 
-SCRIPT = """
+SCRIPT = '''
 import asyncio, json, shutil, subprocess, sys, tempfile
 from pathlib import Path
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.rootfs import DEFAULT_ENV
 from sandbox.types import BoxFile, BoxSpec, Command, Limits, Template
 from servicekit.errors import FailedPrecondition
+
+ON_THEIR_WAY = """
+import array, os, socket, time
+null, kept, got = os.open("/dev/null", 0), [], 0
+rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null] * 100))]
+while got < 1100:
+    kept.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+    try: kept[-1][0].sendmsg([b"x"], rights)
+    except OSError: break
+    got += 100
+open("/work/full", "w").close()
+time.sleep(60)
+"""
 
 def make_image(folder):
     for program in ("sh", "cat", "ls", "rm", "dd"):
@@ -90,12 +103,24 @@ async def main():
         box = await backend.create(BoxSpec(sandbox_id="s3", template=template, limits=limits), print)
         await run("image_again", "sh", "-c", "cat /etc/issue /etc/deep/file")
         await box.destroy()
+        greedy = await backend.create(BoxSpec(sandbox_id="s4", limits=Limits()), print)
+        taking = asyncio.ensure_future(greedy.run(
+            Command(exec_id="t", argv=("python3", "-c", ON_THEIR_WAY)), DEFAULT_ENV, None))
+        while not any(entry.name == "full" for entry in await greedy.list_files("/work")):
+            assert not taking.done(), taking.result()
+            await asyncio.sleep(0.02)
+        box = await backend.create(BoxSpec(sandbox_id="s5", limits=Limits()), print)
+        await run("beside_greedy", "sh", "-c", "echo here")
+        taking.cancel()
+        await asyncio.wait([taking])
+        await greedy.destroy()
+        await box.destroy()
         said["live"] = backend.live_count()
         await backend.close()
         print(json.dumps(said))
 
 asyncio.run(main())
-"""
+'''
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +202,7 @@ def test_a_user_s_sandbox_stands_on_an_imported_root(said):
     assert "No space left" in said["image_disk"][2]
     assert said["image_after"][0] == "sandbox_broken_by_workload"
     assert said["image_again"] == ["exited", 0, "of the imagex"]
+
+
+def test_descriptors_on_their_way_in_one_sandbox_keep_no_other_from_working(said):
+    assert said["beside_greedy"] == ["exited", 0, "here\n"]

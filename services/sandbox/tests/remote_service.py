@@ -76,6 +76,8 @@ class Fault(Enum):
     """429, with Retry-After: 3."""
     QUOTA = auto()
     """403, and the words say that a quota is used up."""
+    REFUSED = auto()
+    """401: the key does not hold, or not at present."""
     ERROR = auto()
     """500, nothing done."""
     ERROR_AFTER = auto()
@@ -170,6 +172,8 @@ class FakeService:
                 return _problem(429, "too many requests", {"Retry-After": "3"})
             if fault is Fault.QUOTA:
                 return _problem(403, "you have reached the maximum number of concurrent sandboxes")
+            if fault is Fault.REFUSED:
+                return _problem(401, "invalid API key")
             if fault is Fault.ERROR:
                 return _problem(500, "internal error")
             if fault in (Fault.HANG, Fault.LATE):

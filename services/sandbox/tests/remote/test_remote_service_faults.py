@@ -314,6 +314,19 @@ async def test_a_service_that_is_down_does_not_stop_the_reaper(backend, service)
     assert await backend.reap(frozenset()) == 0
 
 
+async def test_a_service_that_refuses_us_for_a_while_does_not_end_ours(backend, service, clock):
+    boxes = [await _make(backend, lifetime_seconds=3600) for _ in range(2)]
+    known = frozenset(box.sandbox_id for box in boxes)
+    clock.now += 200
+    service.misbehave("list", Fault.REFUSED)
+    service.misbehave("extend", Fault.REFUSED)
+    assert await backend.reap(known) == 0
+    extended = [id_ for what, id_ in service.requests if what == "extend"]
+    assert sorted(extended) == sorted(box.remote_id for box in boxes)  # one in vain
+    await backend.reap(known)
+    assert sum(what == "extend" for what, _ in service.requests) == 3
+
+
 async def test_creations_keep_the_services_pace(opened, service):
     backend = opened(creates_per_second=20.0, pace_seconds=60.0)
     await backend.start()
@@ -338,7 +351,7 @@ async def test_a_queue_that_is_too_long_is_refused_at_once(opened, service):
 async def test_14_a_burst_against_a_service_that_misbehaves_loses_nothing(opened, service):
     backend = opened(create_seconds=6.0)
     await backend.start()
-    faults = [f for f in Fault if f is not Fault.RATE_LIMIT] * 20
+    faults = [f for f in Fault if f not in (Fault.RATE_LIMIT, Fault.REFUSED)] * 20
     random.Random(14).shuffle(faults)
     service.misbehave("create", *faults)
     service.page_size = 100

@@ -156,12 +156,10 @@ class RemoteBackend:
         reaped, self._reaped_at_start = self._reaped_at_start, 0
         try:
             reaped += await self._end_strangers(known)
-            await asyncio.gather(*(self._keep(box) for box in list(self._boxes.values())))
-            await self._snapshots.sweep()
         except HoneError as error:
-            if not error.retryable:
-                raise
-            log.warning("the service is not to be reached", extra={"error": error.message})
+            log.warning("sandboxes cannot be listed", extra={"error": error.message})
+        await asyncio.gather(*(self._keep(box) for box in list(self._boxes.values())))
+        await self._snapshots.sweep()
         return reaped
 
     def live_count(self) -> int:
@@ -286,7 +284,14 @@ class RemoteBackend:
         return len(strangers)
 
     async def _keep(self, box: RemoteBox) -> None:
-        """Extend a sandbox that the service would end soon; note it where it is gone."""
+        """Extend a sandbox that the service would end soon, now or in the next round; note it where it is gone."""
+        try:
+            await self._extend(box)
+        except HoneError as error:
+            extra = {"id": box.sandbox_id, "error": error.message}
+            log.warning("sandbox not extended yet", extra=extra)
+
+    async def _extend(self, box: RemoteBox) -> None:
         end = self._ends.get(box.sandbox_id)
         if end is None:
             return

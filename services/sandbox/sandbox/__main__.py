@@ -34,8 +34,12 @@ async def build(app: App[SandboxSettings]) -> None:
         raise FailedPrecondition(
             "HONE_SANDBOX_TOKEN_KEY_FILE is not set; every call is checked against its rollout token"
         )
-    profiles = settings.network_profiles()
-    templates = load_templates(settings.templates_file, settings.default_template, profiles)
+    templates = load_templates(
+        settings.templates_file,
+        settings.default_template,
+        settings.network_profiles(),
+        settings.starts_from(),
+    )
     _allow_many_descriptors()
     bus = await NatsBus.connect(settings.nats_url, name="sandbox")
     app.on_close(bus.close)
@@ -67,7 +71,7 @@ async def build(app: App[SandboxSettings]) -> None:
     policy = Policy(
         templates=templates,
         default_template=settings.default_template,
-        network_profiles=profiles,
+        network_profiles=settings.network_profiles(),
         default_idle_seconds=settings.default_idle_seconds,
         default_lifetime_seconds=settings.default_lifetime_seconds,
     )

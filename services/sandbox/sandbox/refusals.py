@@ -29,7 +29,7 @@ def had_one(key: BoxKey, record: SandboxRecord) -> HoneError:
     """Return the answer to a create for an agent whose sandbox is gone."""
     return FailedPrecondition(
         f"rollout {key.rollout_id} had sandbox {record.sandbox_id}, destroyed with cause "
-        f"{record.cause}; its state is gone, start a new attempt",
+        f"{record.cause}; it gets no other, which needs another rollout_id",
         reason="SANDBOX_ENDED",
     )
 

@@ -15,7 +15,7 @@ from servicekit.settings import ServiceSettings
 class RemoteOptions(BaseModel):
     """Of the backend remote: micro-VMs of a service with the E2B API."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     api_key_file: Path | None = None
     """Holds the API key, alone; required."""
@@ -44,7 +44,7 @@ class RemoteOptions(BaseModel):
 class StateOptions(BaseModel):
     """Of the backend state: a database per rollout."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     parallel_statements: int = Field(default=32, ge=1)
     """Statements under way at once; more wait in order."""
@@ -57,7 +57,7 @@ class StateOptions(BaseModel):
 class OptimisticOptions(BaseModel):
     """Of the backend optimistic: environments that rollouts share."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     inner: Literal["local", "docker", "kubernetes", "remote"] = "local"
     """The backend that makes the shared environments."""
@@ -72,7 +72,7 @@ class OptimisticOptions(BaseModel):
 class DockerOptions(BaseModel):
     """Of the backend docker."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = "unix:///var/run/docker.sock"
     """The daemon: unix:///PATH, or tcp://ADDRESS:PORT without TLS."""
@@ -104,7 +104,7 @@ class DockerOptions(BaseModel):
 class RunscOptions(BaseModel):
     """Of the backend runsc: gVisor without a daemon."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     program: str = "runsc"
     """A path, or a name to be found in PATH."""
@@ -174,5 +174,11 @@ class SandboxSettings(ServiceSettings):
 
     def network_profiles(self) -> tuple[str, ...]:
         """Return the network profiles that sandboxes may ask for; of the backends docker alone can have others."""
-        over = self.optimistic.inner if self.backend == "optimistic" else self.backend
-        return ("none", *(self.docker.networks if over == "docker" else ()))
+        return ("none", *(self.docker.networks if self._maker() == "docker" else ()))
+
+    def starts_from(self) -> Literal["rootfs", "image"]:
+        """Return the field of a template that says what the backend's sandboxes start from."""
+        return "image" if self._maker() in ("docker", "kubernetes", "remote") else "rootfs"
+
+    def _maker(self) -> str:
+        return self.optimistic.inner if self.backend == "optimistic" else self.backend

@@ -13,11 +13,12 @@ Keys are the fields of `sandbox.types.Template`. Whatever is wrong is said at on
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from runspec.problems import Problem, SpecError, described, nearest
 from runspec.yamldoc import Document, parse_yaml
 from sandbox.requests import Policy, fill_limits, wrong_env, wrong_limits
+from sandbox.rootfs import HOST_ROOT
 from sandbox.types import Limits, Template
 
 _KEYS: Mapping[str, type] = {
@@ -38,9 +39,15 @@ _WORDS: Mapping[type, str] = {
 
 
 def load_templates(
-    path: Path | None, default: str = "host", network_profiles: tuple[str, ...] = ("none",)
+    path: Path | None,
+    default: str = "host",
+    network_profiles: tuple[str, ...] = ("none",),
+    starts_from: Literal["rootfs", "image"] | None = None,
 ) -> dict[str, Template]:
     """Read the templates of a file, `host` added where it does not say another; without a file there is `host` alone.
+
+    `starts_from` is the field that the backend goes by: a template that says the other one alone would start from
+    something else than it says, and is refused.
 
     Raises:
         SpecError: the file cannot be read or something in it is wrong, or it lacks the default template.
@@ -53,7 +60,7 @@ def load_templates(
         except (OSError, UnicodeDecodeError) as error:
             message = f"templates_file cannot be read: {error}"
             raise SpecError([Problem(field="", message=message, source=source)]) from error
-        templates |= _Reader(document, source, network_profiles).templates()
+        templates |= _Reader(document, source, network_profiles, starts_from).templates()
     if default not in templates:
         message = _unknown("default_template", default, templates)
         raise SpecError([Problem(field="default_template", message=message, source=source)])
@@ -63,8 +70,15 @@ def load_templates(
 class _Reader:
     """Turns a document into templates and gathers what is wrong."""
 
-    def __init__(self, document: Document, source: str, network_profiles: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        document: Document,
+        source: str,
+        network_profiles: tuple[str, ...],
+        starts_from: Literal["rootfs", "image"] | None,
+    ) -> None:
         self._document = document
+        self._starts_from = starts_from
         self._network_profiles = network_profiles
         self._source = source
         self._problems: list[Problem] = []
@@ -91,6 +105,10 @@ class _Reader:
             return Template(name=name)
         for key, value in fields.items():
             self._check_field((name, key), value)
+        other = {"rootfs": "image", "image": "rootfs"}.get(self._starts_from or "")
+        if other in fields and self._starts_from not in fields and fields[other] != HOST_ROOT:
+            said = f"the backend goes by {self._starts_from}, which is not set; it has no use for {other}"
+            self._note((name, str(other)), said)
         asked = fields.get("limits")
         limits = self._limits(name, asked if isinstance(asked, dict) else {})
         if self._problems:

@@ -125,6 +125,23 @@ def test_whatever_is_wrong_is_said_at_once(tmp_path):
         assert f"{field}: " in str(caught.value)
 
 
+def test_a_template_says_what_the_backend_goes_by(tmp_path):
+    file = tmp_path / "templates.yaml"
+    file.write_text(
+        "a: {rootfs: /a.tar}\nb: {image: b}\nc: {rootfs: /c.tar, image: c}\nd: {rootfs: host}"
+    )
+    for settings, said in (
+        (SandboxSettings(backend="docker"), "a.rootfs: the backend goes by image"),
+        (SandboxSettings(backend="local"), "b.image: the backend goes by rootfs"),
+    ):
+        with pytest.raises(SpecError) as caught:
+            load_templates(file, "host", ("none",), settings.starts_from())
+        assert said in str(caught.value)
+        assert len(caught.value.problems) == 1
+    over = SandboxSettings(backend="optimistic", optimistic={"inner": "docker"})
+    assert over.starts_from() == "image"
+
+
 def test_a_missing_file_and_a_missing_default_are_named(tmp_path):
     with pytest.raises(SpecError, match="templates_file cannot be read"):
         load_templates(tmp_path / "absent.yaml")

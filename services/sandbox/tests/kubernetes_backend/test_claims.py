@@ -9,6 +9,7 @@ from fake_kubernetes.kubelet import Plan
 
 from sandbox.backends.agent_client import AgentClient, AgentLost
 from sandbox.backends.kubernetes import objects
+from sandbox.backends.kubernetes.makers import ClaimMaker
 from sandbox.types import Feature, Limits, Template
 from servicekit.errors import FailedPrecondition, Unavailable
 
@@ -66,6 +67,16 @@ async def test_a_claimed_pod_takes_the_token_of_its_first_caller_alone(claimed):
     with pytest.raises(AgentLost, match="401"):
         await thief.info()
     assert (await agent.info())["uid"] == 1000
+
+
+async def test_a_pod_that_the_watch_has_not_told_of_yet_has_the_same_digest(claimed):
+    backend = claimed.backend()
+    await backend.start()
+    first = await claimed.make(backend, template=WARM)
+    parts = backend._parts
+    parts.claim_maker = ClaimMaker(parts.claim_maker._means, lambda name: None)
+    second = await claimed.make(backend, template=WARM)
+    assert first.box.rootfs_digest == second.box.rootfs_digest
 
 
 async def test_what_a_pool_does_not_fit_gets_a_pod_of_its_own(claimed):

@@ -128,9 +128,15 @@ class ClaimMaker:
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         agent = AgentClient(claims.pod_ip(found), means.options.agent_port, token)
         await agent.pin()
-        pod = self._find_pod(birth.name)
-        image = spec.template.image or means.options.image
-        return Made(agent=agent, rootfs_digest=rootfs_digest(pod) if pod else _text_digest(image))
+        pod = self._find_pod(birth.name) or await self._ask_for_pod(birth.name)
+        return Made(agent=agent, rootfs_digest=rootfs_digest(pod))
+
+    async def _ask_for_pod(self, name: str) -> Object:
+        """Look for the pod of a claim that is ready though the watch has not told of it."""
+        pods, _ = await self._means.cluster.list(PODS, f"{objects.LABEL_SANDBOX}={name}")
+        if not pods:
+            raise Unavailable(f"no pod bears the name of the claim {name}", reason="POD_FAILED")
+        return pods[0]
 
     async def _make_pool(self, spec: BoxSpec, key: str) -> None:
         means = self._means

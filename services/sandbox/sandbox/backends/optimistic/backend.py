@@ -105,7 +105,12 @@ class OptimisticBackend:
         """Remove the inner backend's remains, and empty environments of no use; see `Backend.reap`."""
         async with self._placing:  # an empty one may be about to be joined
             for room in list(self._rooms.values()):
-                await self._end_if_useless(room)
+                try:
+                    await self._end_if_useless(room)
+                except (
+                    HoneError
+                ) as error:  # it is in no table any more: the inner backend's reaper ends it
+                    log.warning("environment not ended yet", extra={"error": error.message})
         return await self._inner.reap(frozenset(self._rooms) | frozenset(self._making))
 
     def live_count(self) -> int:

@@ -190,9 +190,10 @@ class Transfers:
         return size
 
     async def _read(self, file: BinaryIO) -> bytes:
-        if file.closed:
-            raise self._too_slow()
-        return await _in_thread(partial(file.read, PIECE_BYTES))
+        try:
+            return await _in_thread(partial(file.read, PIECE_BYTES))
+        except ValueError as error:  # closed meanwhile
+            raise self._too_slow() from error
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -1,7 +1,7 @@
 """What a way to make sandboxes must offer. The domain knows these two protocols and nothing of what is behind them.
 
-To add a backend: one package beside `local`, one line in `sandbox.backends.table.BACKENDS`, and the tests of
-`tests/test_vectors.py` must pass on it.
+To add a backend: one package beside `local`, one line in `sandbox.backends.table.BACKENDS`, and one row in
+`tests/backends_under_test.py`, over which the contract suite and the hostile cases then run.
 """
 
 from collections.abc import Callable, Mapping

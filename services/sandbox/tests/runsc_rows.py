@@ -19,7 +19,8 @@ from sandbox.settings import RunscOptions
 VECTORS = frozenset({"02b", "05", "06", "06b", "07b", "09", "10", "11", "16"})
 """Not those of a root that can be written to (02, 08, 12c), which is read-only here; of a limit of processes or memory
 that the sandbox outlives (01, 01b, 04*), where `test_runsc.py` has what holds instead; of inodes (03), which gVisor
-does not count; of a command that stops itself while a child leaves its session (07): gVisor wakes it; and of namespaces and calls of Linux that gVisor answers in its own way (12, 12b)."""
+does not count; of a command that stops itself while a child leaves its session (07), which gVisor then wakes; and of
+namespaces and calls of Linux that gVisor answers in its own way (12, 12b)."""
 
 _MANAGER = """
 import asyncio, sys

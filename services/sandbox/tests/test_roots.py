@@ -4,11 +4,11 @@ import asyncio
 import os
 import shutil
 import stat
-import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
+from small_root import add_program
 
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.backends.local.roots import Roots, digest_of
@@ -35,10 +35,7 @@ def root_folder(tmp_path_factory) -> Path:
     """A small root: a shell, some programs, their libraries and an /etc of its own."""
     folder = tmp_path_factory.mktemp("root")
     for program in PROGRAMS:
-        place = shutil.which(program, path="/usr/bin:/bin")
-        if place is None:
-            pytest.skip(f"the host has no {program} to make a root from")
-        _copy_with_libraries(Path(place), folder)
+        add_program(program, folder)
     (folder / "etc").mkdir()
     (folder / "etc/passwd").write_text("root:x:0:0:image:/root:/bin/sh\n")
     (folder / "etc/issue").write_text("an image of its own\n")
@@ -46,20 +43,6 @@ def root_folder(tmp_path_factory) -> Path:
     (folder / "var/data/big").write_bytes(bytes(range(256)) * 4096)
     (folder / "var/link").symlink_to("/etc/issue")
     return folder
-
-
-def _copy_with_libraries(program: Path, folder: Path) -> None:
-    linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    libraries = [word for word in linked.split() if word.startswith("/")]
-    for source in (program.resolve(), *(Path(library) for library in libraries)):
-        target = folder / source.relative_to("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target)
-    for path in (f"bin/{program.name}", f"usr/bin/{program.name}"):
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not place.exists():
-            place.symlink_to(program.resolve())
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ class Channel(asyncio.Transport):
         """Take in that it is closed, by either side."""
         if not self._closed:
             self._closed = True
-            self._mux.forget(self._number)
+            self._mux.forget(self._number, self)
             asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
 
 
@@ -156,9 +156,10 @@ class Mux(asyncio.BaseProtocol):
             piece = data[start : start + MAX_PAYLOAD_BYTES]
             self._out.write(HEAD.pack(number, kind, len(piece)) + piece)
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, channel: Channel) -> None:
         """Take a connection out of the table."""
-        self._channels.pop(number, None)
+        if self._channels.get(number) is channel:
+            del self._channels[number]
 
     def end_all(self) -> None:
         """End every connection."""

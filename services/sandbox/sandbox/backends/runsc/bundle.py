@@ -16,6 +16,7 @@ from typing import Any
 from sandbox.pod_agent import bundle as agent_bundle
 from sandbox.rootfs import HOST_NAME, WORKING_DIR, RootPlan
 from sandbox.types import Limits
+from servicekit.errors import FailedPrecondition
 
 LAYOUT_VERSION = 1
 """Part of the digest; goes up whenever what a sandbox is made of changes."""
@@ -58,10 +59,15 @@ def with_user(plan: RootPlan, user: int, group: int) -> RootPlan:
 
 
 def build_root(plan: RootPlan, folder: Path) -> GuestRoot:
-    """Build the tree of a planned root in a folder, or take the imported one that it names. Blocks."""
+    """Build the tree of a planned root in a folder, or take the imported one that it names. Blocks.
+
+    Raises:
+        FailedPrecondition: the agent cannot run in it.
+    """
     text = f"runsc {LAYOUT_VERSION}\n{plan.digest}\n{plan.files}"
     digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
     if plan.base:
+        _need_python(Path(plan.base))
         return GuestRoot(digest=digest, tree=Path(plan.base))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -81,6 +87,16 @@ def build_root(plan: RootPlan, folder: Path) -> GuestRoot:
             (folder / path).touch()
     binds = tuple((source, f"/{path}") for source, path, _ in plan.binds)
     return GuestRoot(digest=digest, tree=folder, binds=binds)
+
+
+def _need_python(tree: Path) -> None:
+    places = [f"{folder}/python3" for folder in _PATH.split(":")]
+    if not any(os.path.lexists(tree / place.lstrip("/")) for place in places):
+        raise FailedPrecondition(
+            f"rootfs: has none of {', '.join(places)}; the agent in every sandbox of runsc needs Python 3.10 or newer",
+            reason="ROOT_UNUSABLE",
+            attributable="client",
+        )
 
 
 def write_agent(folder: Path) -> None:

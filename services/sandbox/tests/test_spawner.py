@@ -13,7 +13,7 @@ import pytest
 
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.backends.local.cgroups import find_tree
-from sandbox.types import Command, Termination
+from sandbox.types import BoxSpec, Command, Termination
 from servicekit.errors import Unavailable
 
 FORK = """
@@ -272,3 +272,25 @@ async def test_a_program_whose_name_is_no_text_is_not_found(real, box):
     outcome = await asyncio.wait_for(raw.run(command, {}, None), 20)
     assert (outcome.termination, outcome.exit_code) == (Termination.EXITED, 127)
     assert outcome.stderr == b"/work/\xff: No such file or directory\n"
+
+
+async def test_a_spawner_that_is_stuck_is_replaced_and_does_not_hold_up_the_end(
+    suite_maker, starter, tmp_path
+):
+    backend = LocalBackend(tmp_path, answer_seconds=0.2)
+    suite = suite_maker(backend, tmp_path, time.time)
+    await starter(suite)
+    try:
+        stuck = backend.spawner_pid
+        os.kill(stuck, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(backend.create(BoxSpec(sandbox_id="a"), print), 0.1)
+        end = time.monotonic() + 10.0
+        while backend.spawner_pid == stuck:
+            assert time.monotonic() < end, "no other spawner"
+            with contextlib.suppress(TimeoutError, Unavailable):
+                box = await asyncio.wait_for(backend.create(BoxSpec(sandbox_id="b"), print), 1.0)
+        assert (await box.run(Command(exec_id="x", argv=("/bin/true",)), {}, None)).exit_code == 0
+        os.kill(backend.spawner_pid, signal.SIGSTOP)
+    finally:
+        await asyncio.wait_for(suite.manager.close(), 20)

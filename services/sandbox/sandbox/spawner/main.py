@@ -77,6 +77,9 @@ class _Spawner:
                 if received is None:
                     return
                 spec, descriptors = received
+                if not descriptors:  # the manager asks whether this process still answers
+                    wire.send(self._control, {"op": "up"})
+                    continue
                 with socket.socket(fileno=descriptors[0]) as box:
                     self._fork_keeper(spec, box)
 

@@ -58,7 +58,7 @@ _NUM_UIDS = 60_000
 
 _PROBE = ("sh", "-c", "command -v python3 >/dev/null || echo no python3")
 _ANSWER_SECONDS = 60.0
-"""A sandbox whose keeper is stuck for so long is given up; its own busy processes make it slow, but not so slow."""
+"""A keeper or spawner that is stuck for so long is given up; a keeper's own sandbox makes it slow, but not so slow."""
 
 _OPEN_FILES = 1024
 _ROOT_DIR = "root"
@@ -156,6 +156,8 @@ class LocalBackend:
         except BaseException as error:  # also when cancelled: nothing may be left of it
             del self._boxes[sandbox_id]
             await box.destroy()
+            if not box.keeper_pid and self._spawner is not None:
+                self._spawner.must_answer(self._answer_seconds)
             if isinstance(error, LaunchError) and error.maps_no_owners and self._maps_owners:
                 self._maps_owners = False
                 log.warning(

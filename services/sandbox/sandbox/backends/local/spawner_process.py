@@ -1,6 +1,7 @@
 """The manager's end of the spawner: starts it, sends it requests, notices its death."""
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 import sandbox
 from sandbox.spawner import wire
 
+log = logging.getLogger(__name__)
+
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from sandbox.spawner.main import main; main(int(sys.argv[2]), sys.argv[3])"
@@ -19,6 +22,7 @@ _BOOT = (
 """The interpreter is isolated (-I -S), so it is told the one folder to import from, after the standard library."""
 
 _START_SECONDS = 10.0
+_STOP_SECONDS = 5.0
 
 _SEND_SECONDS = 10.0
 """How long the other side of a channel may take nothing before it is given up."""
@@ -102,6 +106,7 @@ class SpawnerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._up: asyncio.Future[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -163,7 +168,30 @@ class SpawnerProcess:
         if self._channel is not None:
             self._channel.close()
         if self._process is not None:
-            await asyncio.to_thread(self._process.wait)
+            try:
+                await asyncio.to_thread(self._process.wait, _STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # it is stuck; its sandboxes die with it
+                await asyncio.to_thread(self._process.wait)
+
+    def must_answer(self, seconds: float) -> None:
+        """Have it killed, with its sandboxes, unless it answers within this time."""
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.get_running_loop().create_task(self._check(seconds))
+
+    async def _check(self, seconds: float) -> None:
+        if self._channel is None or self._process is None:
+            return
+        self._up = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._channel.send({"op": "ping"})
+                await self._up
+        except TimeoutError:
+            log.error("spawner does not answer and is killed")
+            self._process.kill()
+        except OSError:
+            pass  # it is gone, which is told elsewhere
 
     def _on_message(self, message: dict[str, Any], descriptors: list[int]) -> None:
         for descriptor in descriptors:

@@ -99,11 +99,22 @@ def unpack(folder: str, archive: BinaryIO, only: Sequence[str] = ()) -> int:
 
 def _names_below(folder: str) -> Iterator[str]:
     """Yield the names of everything below a folder, parents first, in order of name."""
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=_refuse_closed):
         folders.sort()
         relative = os.path.relpath(parent, folder)
         for name in sorted(folders + names):
             yield name if relative == "." else os.path.join(relative, name)
+
+
+def _refuse_closed(error: OSError, path: str = "") -> None:
+    """Refuse what the sandbox's user has closed to itself; what is another's was never part of its state."""
+    path = path or str(error.filename)
+    if isinstance(error, PermissionError) and os.lstat(path).st_uid == os.getuid():
+        raise FailedPrecondition(
+            f"{shown(path)}: is closed to the sandbox's own user and cannot be packed",
+            reason="UNREADABLE",
+            attributable="workload",
+        ) from error
 
 
 def _pack(items: Iterator[tuple[str, str]], out: _Out) -> int:
@@ -113,6 +124,9 @@ def _pack(items: Iterator[tuple[str, str]], out: _Out) -> int:
                 member = tar.gettarinfo(path, name)
             except FileNotFoundError:
                 continue  # gone since
+            except PermissionError as error:  # its folder may be listed and not entered
+                _refuse_closed(error, os.path.dirname(path))
+                continue
             if member is None:
                 continue  # a socket
             member.uid = member.gid = 0
@@ -123,8 +137,11 @@ def _pack(items: Iterator[tuple[str, str]], out: _Out) -> int:
                 continue
             try:
                 file = open_regular(path)
-            except (FileNotFoundError, PermissionError, InvalidArgument):
-                continue  # gone, or made unreadable by the workload itself
+            except PermissionError as error:
+                _refuse_closed(error, path)
+                continue
+            except (FileNotFoundError, InvalidArgument):
+                continue  # gone, or no file of a disk
             with file:
                 tar.addfile(member, _Exactly(file, member.size))
     return out.count

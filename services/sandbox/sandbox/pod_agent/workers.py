@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NoReturn
 from sandbox.pod_agent import archives, files, protocol
 from sandbox.pod_agent.reaper import Reaper
 from sandbox.pod_agent.supervise import Identity, become
-from servicekit.errors import FailedPrecondition, HoneError, Internal, InvalidArgument
+from servicekit.errors import FailedPrecondition, HoneError, Internal, InvalidArgument, Unavailable
 
 _PIPE_BYTES = 256 * 1024
 _FIRST_FREE = 3
@@ -104,29 +104,26 @@ class Workers:
         except OSError as error:
             os.close(body_writer)
             os.close(answer_reader)
-            refused = FailedPrecondition(
-                f"no process for a file operation: {error}; the sandbox has used up its processes",
-                reason="PIDS_LIMIT",
-                attributable="workload",
-            )
-            writer.write(protocol.end_frame(error=_as_dict(refused)))
+            writer.write(protocol.end_frame(error=_as_dict(_no_process(error))))
             return
         finally:
             os.close(body_reader)
             os.close(answer_writer)
         ended = self._reaper.forked(pid)
-        deadline = loop.call_later(timeout_seconds, _kill, pid)
 
         def stop() -> None:
             if not ended.done():
                 _kill(pid)
 
+        deadline = loop.call_later(timeout_seconds, stop)
         feeding = loop.create_task(_feed(reader, body_bytes, body_writer, stop))
         try:
             await _forward(answer_reader, writer)
             status = await ended
             if status:
-                writer.write(protocol.end_frame(error=_as_dict(_killed(status))))
+                is_late = loop.time() >= deadline.when()
+                cause = _too_long(timeout_seconds) if is_late else _killed(status)
+                writer.write(protocol.end_frame(error=_as_dict(cause)))
         finally:
             deadline.cancel()
             feeding.cancel()
@@ -234,9 +231,24 @@ def _kill(pid: int) -> None:
 def _killed(status: int) -> HoneError:
     code = os.waitstatus_to_exitcode(status)
     return FailedPrecondition(
-        f"the file operation was ended from inside the sandbox or took too long (exit code {code})",
+        f"the file operation was ended from inside the sandbox (exit code {code})",
         reason="FILE_OPERATION_KILLED",
         attributable="workload",
+    )
+
+
+def _no_process(error: OSError) -> HoneError:
+    return FailedPrecondition(
+        f"no process for a file operation: {error}; the sandbox has used up its processes",
+        reason="PIDS_LIMIT",
+        attributable="workload",
+    )
+
+
+def _too_long(seconds: float) -> HoneError:
+    # Nothing says whose doing it is: a slow node, or what there is to pack.
+    return Unavailable(
+        f"the file operation took longer than {seconds:g} s", reason="FILE_OPERATION_TIMEOUT"
     )
 
 

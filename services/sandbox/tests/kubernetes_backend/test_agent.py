@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 import resource
 import subprocess
@@ -16,7 +17,7 @@ from sandbox.backends.verdict import State, Verdict
 from sandbox.pod_agent import bundle
 from sandbox.pod_agent.reaper import Reaper
 from sandbox.types import BoxFile, Termination
-from servicekit.errors import HoneError
+from servicekit.errors import FailedPrecondition, HoneError
 
 from .conftest import Shell
 
@@ -281,6 +282,36 @@ async def test_half_a_file_is_not_written(start, tmp_path):
     writer.close()
     assert target.read_bytes() == b"before"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+async def test_a_file_operation_that_takes_too_long_is_not_the_workload_s_doing(start, tmp_path):
+    shell = await start()
+    reader, writer = await asyncio.open_connection(shell.box._agent._host, PORT)
+    writer.write(
+        f"PUT /v1/file?path={tmp_path}/x&mode=420 HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+        "X-Timeout: 0.1\r\nContent-Length: 1000\r\n\r\n".encode()
+    )
+    async with asyncio.timeout(10):
+        answer = await reader.read(-1)
+    writer.close()
+    end = json.loads(answer[answer.index(b"{") :])
+    assert end["error"]["reason"] == "FILE_OPERATION_TIMEOUT"
+    assert (end["error"]["retryable"], end["error"]["attributable"]) == (True, "infra")
+
+
+async def test_what_cannot_be_read_is_not_left_out_of_a_snapshot(start, tmp_path):
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:2]:  # the two that pytest made; above is the machine's own
+        parent.chmod(0o755)
+    shell = await start(*as_user(), "--folder", str(tmp_path))
+    await shell.sh(f"cd {tmp_path} && touch open closed && mkdir folder && touch folder/x")
+    await shell.box.snapshot(tmp_path.parent / "whole.tar")
+    for mode, path in (("0", "closed"), ("0", "folder"), ("444", "folder")):
+        await shell.sh(f"chmod {mode} {tmp_path}/{path}")
+        with pytest.raises(FailedPrecondition, match=path) as caught:
+            await shell.box.snapshot(tmp_path.parent / "half.tar")
+        assert (caught.value.reason, caught.value.attributable) == ("UNREADABLE", "workload")
+        await shell.sh(f"chmod 700 {tmp_path}/{path}")
 
 
 async def test_a_write_through_a_link_is_whole_or_an_error(start, tmp_path):

@@ -15,9 +15,10 @@ from sandbox.access import Gate
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.backends.protocol import Backend, BackendInfo, BoxLost
 from sandbox.figures.measures import Measures
-from sandbox.fleet.admission import Admission, available_memory_bytes
+from sandbox.fleet.admission import Admission
 from sandbox.fleet.entry import Created
 from sandbox.fleet.fleet import Fleet
+from sandbox.fleet.memory import available_memory_bytes
 from sandbox.fleet.plans import Plans
 from sandbox.fleet.records import Records, SandboxRecord
 from sandbox.fleet.turns import Turns

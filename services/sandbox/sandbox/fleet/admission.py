@@ -5,7 +5,6 @@ what is really free. Sandboxes of the warm pool count like others.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 from sandbox.figures.rates import Gaps, bounded_wait
 from servicekit.errors import ResourceExhausted
@@ -90,22 +89,3 @@ class Admission:
         self._count -= 1
         self._turned_away = max(0, self._turned_away - 1)
         self._ends.add()
-
-
-def total_memory_bytes() -> int:
-    """Return the machine's memory."""
-    return _meminfo("MemTotal")
-
-
-def available_memory_bytes() -> int:
-    """Return the memory that could be had without swapping."""
-    return _meminfo("MemAvailable")
-
-
-def _meminfo(name: str) -> int:
-    with Path("/proc/meminfo").open(encoding="ascii") as file:
-        for line in file:
-            key, _, value = line.partition(":")
-            if key == name:
-                return int(value.split()[0]) * 1024
-    raise ValueError(f"/proc/meminfo: has no {name}")

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 
 from sandbox.backends.protocol import Backend
 from sandbox.figures.measures import Measures
-from sandbox.fleet.admission import Admission, available_memory_bytes, total_memory_bytes
+from sandbox.fleet.admission import Admission
 from sandbox.fleet.events import Events
 from sandbox.fleet.fleet import Fleet
+from sandbox.fleet.memory import available_memory_bytes, total_memory_bytes
 from sandbox.fleet.plans import Plans
 from sandbox.fleet.records import Records
 from sandbox.fleet.turns import Turns

@@ -21,6 +21,7 @@ from sandbox.settings import SandboxSettings
 from sandbox.storage.spool import Spool
 from sandbox.templates import load_templates
 from sandbox.transfers import Transfers
+from servicekit.clock import steady_clock
 from servicekit.errors import FailedPrecondition
 from servicekit.serve import App, run
 
@@ -43,13 +44,14 @@ async def build(app: App[SandboxSettings]) -> None:
     _allow_many_descriptors()
     bus = await NatsBus.connect(settings.nats_url, name="sandbox")
     app.on_close(bus.close)
-    measures = Measures(time.time, app.meter)
+    clock = steady_clock()
+    measures = Measures(clock, app.meter)
     app.on_call(measures.call_ended)
     backend = BACKENDS[settings.backend](settings)
     backend.lock()  # before the journal is opened: one manager per folder
     records = Records(settings.data_dir / "records.jsonl")
     snapshots = snapshots_of(settings, records)
-    plans = plans_of(settings)
+    plans = plans_of(settings, clock)
     fleet = fleet_of(
         settings,
         backend=backend,
@@ -58,6 +60,7 @@ async def build(app: App[SandboxSettings]) -> None:
         templates=templates,
         plans=plans,
         measures=measures,
+        clock=clock,
         on_rollout_end=snapshots.drop,
     )
     manager = SandboxManager(fleet, records, Gate(), snapshots)

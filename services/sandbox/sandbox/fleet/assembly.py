@@ -18,13 +18,13 @@ from sandbox.storage.snapshots import SnapshotStore
 from sandbox.types import MIB, Template
 
 
-def plans_of(settings: SandboxSettings) -> Plans:
+def plans_of(settings: SandboxSettings, clock: Callable[[], float]) -> Plans:
     """Return what adds up the needs of steps that are planned."""
     return Plans(
         default_template=settings.default_template,
         most=settings.warm_max,
         seconds=settings.warm_seconds,
-        clock=time.time,
+        clock=clock,
     )
 
 
@@ -37,6 +37,7 @@ def fleet_of(
     templates: Mapping[str, Template],
     plans: Plans,
     measures: Measures,
+    clock: Callable[[], float],
     on_rollout_end: Callable[[str], None],
 ) -> Fleet:
     """Return a fleet on this machine's memory and clock; not started."""
@@ -57,7 +58,7 @@ def fleet_of(
         plans=plans,
         measures=measures,
         provision_seconds=settings.provision_seconds,
-        clock=time.time,
+        clock=clock,
         new_id=lambda: f"sbx_{uuid.uuid4().hex}",
         on_rollout_end=on_rollout_end,
     )

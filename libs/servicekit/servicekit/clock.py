@@ -9,8 +9,8 @@ def steady_clock(
 ) -> Callable[[], float]:
     """Return a clock that starts at the wall's time and then goes on evenly.
 
-    Seconds since the epoch. When the wall clock is set, this one keeps going: a lease ends when its time has passed, not
-    when somebody corrects the machine's clock. It may then differ from the wall's by as much.
+    Seconds since the epoch. When the wall clock is set, this one keeps going, and may differ from it by as much: a
+    lease ends when its time has passed, not when somebody corrects the machine's clock.
     """
     offset = wall() - monotonic()
     return lambda: monotonic() + offset

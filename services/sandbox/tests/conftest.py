@@ -200,6 +200,8 @@ class ScriptedBackend:
         self.digest = "sha256:0"
         self.specs: list[BoxSpec] = []
         self.failures: list[Exception] = []
+        self.reap_failures: list[Exception] = []
+        self.reaped = 0
         self.gate = asyncio.Event()
         self.gate.set()
         self.dies_at_birth = False
@@ -230,6 +232,9 @@ class ScriptedBackend:
         return box
 
     async def reap(self, known: frozenset[str]) -> int:
+        self.reaped += 1
+        if self.reap_failures:
+            raise self.reap_failures.pop(0)
         return 0
 
     def live_count(self) -> int:

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from sandbox.fleet.reaper import tend
 from sandbox.types import BoxFile, Caller, Command, Purpose, Role
-from servicekit.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from servicekit.errors import FailedPrecondition, PermissionDenied, ResourceExhausted, Unavailable
 
 OPERATOR = Caller(rollout_id="", epoch=0, role=Role.OPERATOR)
 
@@ -214,3 +215,18 @@ async def test_pollution_is_told_with_the_end(suite, backend):
     await suite.fleet.end_rollout(rollout_id)
     assert suite.records.get(info.sandbox_id).polluted
     assert suite.manager.stats().polluted_count == 1
+
+
+async def test_a_backend_that_refuses_to_be_reaped_does_not_end_the_reaper(suite, backend):
+    backend.reap_failures = [
+        PermissionDenied("nothing is listed for us"),
+        Unavailable("no answer"),
+    ]
+    before, stop = backend.reaped, asyncio.Event()
+    tending = asyncio.ensure_future(tend(suite.fleet, stop, sweep_seconds=0.01, reap_seconds=0.01))
+    async with asyncio.timeout(5):
+        while backend.reaped < before + 3:
+            await asyncio.sleep(0.01)
+    stop.set()
+    await tending
+    assert not backend.reap_failures

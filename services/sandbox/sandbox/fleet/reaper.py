@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from sandbox.fleet.fleet import Fleet
+from servicekit.errors import HoneError
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,10 @@ async def _every(seconds: float, act: Callable[[], Awaitable[None]], stop: async
 
 
 async def _try(act: Callable[[], Awaitable[None]]) -> None:
-    """Do it; where this process lacks the means (descriptors, memory, disk), sandboxes live on until the next time."""
+    """Do it; where this process lacks the means, or what is behind a backend refuses, the next time tries again."""
     try:
         await act()
     except OSError:
         log.exception("the service lacks the means to look after its sandboxes")
+    except HoneError as error:
+        log.error("looking after the sandboxes failed", extra={"error": str(error)})

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 HEAD = struct.Struct("!IBI")
 MAX_PAYLOAD_BYTES = 64 * 1024
@@ -116,8 +116,7 @@ class Mux(asyncio.BaseProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the pipe that is written to."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._out = transport
+        self._out = cast(asyncio.WriteTransport, transport)  # uvloop's own is of no asyncio class
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End every connection: nothing can be sent any more."""

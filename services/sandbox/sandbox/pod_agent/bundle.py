@@ -16,6 +16,7 @@ _SANDBOX_FILES = (
     "pod_agent/counters.py",
     "pod_agent/supervise.py",
     "pod_agent/reaper.py",
+    "pod_agent/exec.py",
     "pod_agent/execs.py",
     "pod_agent/files.py",
     "pod_agent/archives.py",

@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from sandbox.pod_agent import protocol
-from sandbox.pod_agent.execs import ExecRequest, Execs
+from sandbox.pod_agent.exec import ExecRequest
+from sandbox.pod_agent.execs import Execs
 from sandbox.pod_agent.mux import Mux
 from sandbox.pod_agent.supervise import Start
 from sandbox.pod_agent.workers import OPERATIONS, Workers

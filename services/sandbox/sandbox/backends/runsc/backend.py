@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sandbox.backends.agent_box import AgentBox
 from sandbox.backends.agent_client import AgentClient, AgentLost
@@ -63,7 +64,10 @@ _STUBBORN = Command(
 class RunscBox(AgentBox):
     """A sandbox in a gVisor of its own."""
 
-    guest: Guest
+    def __init__(self, sandbox_id: str, guest: Guest, **means: Any) -> None:
+        """Takes the means that any box with an agent takes, and what it runs in."""
+        super().__init__(sandbox_id, **means)
+        self._guest = guest
 
     async def run(
         self, command: Command, env: Mapping[str, str], emit: Callable[[Chunk], None] | None
@@ -74,9 +78,9 @@ class RunscBox(AgentBox):
         relied on, also if the agent still answers.
         """
         outcome = await super().run(command, env, emit)
-        if outcome.termination in _MAYBE_MEMORY and self.guest.ran_out_of_memory():
-            self.see(self.guest.verdict())
-            await self.guest.kill()
+        if outcome.termination in _MAYBE_MEMORY and self._guest.ran_out_of_memory():
+            self.see(self._guest.verdict())
+            await self._guest.kill()
             return replace(outcome, termination=Termination.OOM_KILLED)
         return outcome
 
@@ -248,8 +252,9 @@ class RunscBackend:
             await guest.remove()
             self._boxes.pop(spec.sandbox_id, None)
 
-        box = RunscBox(
+        return RunscBox(
             spec.sandbox_id,
+            guest,
             name=spec.sandbox_id,
             rootfs_digest=root.digest,
             agent=client,
@@ -259,8 +264,6 @@ class RunscBackend:
             on_lost=on_lost,
             what="gVisor of",
         )
-        box.guest = guest
-        return box
 
     def _ended(self, sandbox_id: str, verdict: Verdict) -> None:
         box = self._boxes.get(sandbox_id)

@@ -164,3 +164,4 @@ class Guest:
         await self._process.wait()
         if not self._ending:
             self._on_end(self.verdict())
+            await asyncio.to_thread(self._group.kill_all)  # what it may have left behind

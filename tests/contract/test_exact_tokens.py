@@ -31,7 +31,7 @@ from rollout.consumer import BusBlobFetcher, BusReporter, consume_requests
 from rollout.engines.base import Generation, GenerationRequest
 from rollout.engines.scripted import ScriptedEngine
 from rollout.executor import Executor, LeaseTimes
-from rollout.jobs import RolloutJob
+from rollout.jobs import Environment, RolloutJob
 from rollout.policies import Policies
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec
@@ -71,8 +71,8 @@ def _float32(value: float) -> float:
 
 
 class Sandboxes:
-    async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> str:
-        return f"sbx_{job.rollout_id}"
+    async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> Environment:
+        return Environment(sandbox_id=f"sbx_{job.rollout_id}")
 
 
 class Tools:

@@ -5,6 +5,7 @@ import os
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from sandbox.pod_agent import mux as mux_module
 from sandbox.pod_agent.mux import HEAD, Broken, Mux
@@ -144,3 +145,20 @@ async def test_nobody_opens_a_connection_to_a_side_that_takes_none(pair):
     (_, writer), (far_reader, _) = await pair.connection()
     writer.write(b"works\n")
     assert await asyncio.wait_for(far_reader.readline(), 10) == b"works\n"
+
+
+def test_it_writes_over_the_pipes_of_the_services_own_loop():
+    async def write() -> bytes:
+        read, write = os.pipe()
+        made = Mux()
+        with open(write, "wb", buffering=0) as target:
+            await asyncio.get_running_loop().connect_write_pipe(lambda: made, target)
+            _, writer = made.open()
+            writer.write(b"said")
+            await writer.drain()
+            said = await asyncio.to_thread(os.read, read, 100)
+            made.end_all()
+        os.close(read)
+        return said
+
+    assert uvloop.run(asyncio.wait_for(write(), 10))[:5] == HEAD.pack(1, mux_module.OPEN, 0)[:5]

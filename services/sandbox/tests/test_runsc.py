@@ -97,6 +97,27 @@ async def test_commands_have_no_rights_over_what_holds_them(made):
     await box.destroy()
 
 
+async def test_what_leads_from_the_agent_to_the_manager_is_closed_to_commands(made):
+    box = await made.box()
+    script = """
+import os
+for number in os.listdir("/proc/1/fd"):
+    for flags in (os.O_RDONLY, os.O_WRONLY):
+        try:
+            path = f"/proc/1/fd/{number}"
+            opened = os.open(path, flags | os.O_NONBLOCK)
+        except OSError:
+            continue
+        print(os.readlink(path))
+"""
+    outcome = await run(box, "python3", "-c", script)
+    assert outcome.exit_code == 0, outcome
+    own = [line for line in outcome.stdout.decode().split() if line.startswith("pipe:")]
+    assert set(outcome.stdout.decode().split()) == {"/dev/null", *own}
+    assert len(set(own)) <= 2  # the command's own output
+    await box.destroy()
+
+
 async def test_nothing_of_the_manager_s_environment_is_in_a_process_of_the_runtime(
     made, monkeypatch
 ):
@@ -192,6 +213,23 @@ async def test_a_root_that_the_agent_cannot_run_in_is_refused(made, tmp_path):
         await made.box(template=Template(name="image", rootfs=str(tmp_path)))
     assert caught.value.reason == "ROOT_UNUSABLE"
     assert made.census() == before
+
+
+async def test_a_sandbox_ends_with_its_manager(tmp_path):
+    runsc_rows.need_runsc()
+    await runsc_rows.leave_remains(None, tmp_path, 2)
+
+    def alive() -> list[str]:
+        return [one for one in runsc_rows.census(None, tmp_path) if one.startswith("process")]
+
+    async with asyncio.timeout(20):
+        while alive():
+            await asyncio.sleep(0.02)
+    async with runsc_rows.opened(tmp_path) as backend:
+        await backend.start()
+        assert backend.live_count() == 0
+        await backend.close()
+    assert not runsc_rows.census(None, tmp_path)
 
 
 async def test_a_network_is_refused(made):

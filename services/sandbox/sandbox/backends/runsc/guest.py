@@ -68,7 +68,8 @@ class Guest:
         their_input, our_output = os.pipe2(os.O_CLOEXEC)
         our_input, their_output = os.pipe2(os.O_CLOEXEC)
         try:
-            with (self._folder / "log").open("ab") as errors:
+            # For root alone: what the agent has open can be opened again by way of /proc.
+            with open(self._folder / "log", "ab", opener=_private) as errors:
                 self._process = await asyncio.create_subprocess_exec(
                     *words,
                     stdin=their_input,
@@ -165,3 +166,7 @@ class Guest:
         if not self._ending:
             self._on_end(self.verdict())
             await asyncio.to_thread(self._group.kill_all)  # what it may have left behind
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -5,6 +5,7 @@ It holds no secret: of the token it knows the digest alone, and it runs nothing 
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import os
 import re
@@ -31,6 +32,8 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(number, signal.SIG_IGN)
     syscalls.set_dumpable(False)
     syscalls.set_child_subreaper()  # where it is not the pod's first process
+    if not range(*options.groups):
+        _need_subreapers()
     identity = Identity(
         uid=options.uid if options.uid >= 0 else os.getuid(),
         gid=options.gid if options.gid >= 0 else os.getgid(),
@@ -56,6 +59,21 @@ async def _run(options: argparse.Namespace, identity: Identity) -> None:
         await serve_pipes(server)
     else:
         await serve(server, options.host, options.port)
+
+
+def _need_subreapers() -> None:
+    """Refuse to serve where nothing would tell what a command started: then its time-out would not end it.
+
+    Tried in a child: to a first process, an old gVisor says that it has them.
+    """
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(OSError):
+            syscalls.set_child_subreaper()
+            os._exit(0)
+        os._exit(1)
+    if os.waitpid(pid, 0)[1]:
+        raise SystemExit("agent: this kernel has no subreapers; it takes --uid and --groups")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -18,7 +18,7 @@ from eventbus.jetstream.options import BusOptions
 from eventbus.nats_bus import NatsBus
 from servicekit.errors import Unavailable
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -204,6 +204,7 @@ def _lives(pid: int) -> bool:
 
 def _local_row(name: str, *, control_groups: bool) -> Subject:
     return Subject(
+        is_slow=not control_groups,
         open=_local(control_groups=control_groups),
         sees_processes=True,
         vectors=frozenset(hostile_cases.CASES),

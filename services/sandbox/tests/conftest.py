@@ -50,8 +50,17 @@ from sandbox.types import (
 from servicekit.errors import FailedPrecondition, Unavailable
 from servicekit.metrics import silent_meter
 
-SLOW_PLACES = ("kubernetes_backend", "remote", "test_docker.py", "test_local_files.py")
-"""Tests that start a cluster, a service or an engine first, or move much: they wait for the slow ones."""
+SLOW_PLACES = (
+    "kubernetes_backend",
+    "remote",
+    "test_docker.py",
+    "test_local_files.py",
+    "test_optimistic.py",
+    "test_roots.py",
+    "test_runsc.py",
+    "test_vectors.py",
+)
+"""Tests that start a cluster, a service or an engine first, or work sandboxes hard: they wait for the slow ones."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

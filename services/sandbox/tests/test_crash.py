@@ -95,8 +95,7 @@ async def test_sigkill_of_manager_and_spawner_leaves_nothing_after_a_restart(
         stats = suite.manager.stats()
         assert (stats.live_count, stats.expected_count, stats.leaked_count) == (0, 0, 0)
         if not stats.isolation.endswith("-rlimits"):
-            # Any manager of this host clears what a dead one left, so another may have come first.
-            assert stats.orphans_reaped_count <= NUM_SANDBOXES
+            # Any manager of this host clears what dead ones left: another may have come first, or this one for another.
             while _groups(folder) != 1:  # the new manager's own generation
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)

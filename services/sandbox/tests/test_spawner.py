@@ -274,6 +274,7 @@ async def test_a_program_whose_name_is_no_text_is_not_found(real, box):
     assert outcome.stderr == b"/work/\xff: No such file or directory\n"
 
 
+@pytest.mark.slow
 async def test_a_spawner_that_is_stuck_is_replaced_and_does_not_hold_up_the_end(
     suite_maker, starter, tmp_path
 ):

@@ -326,6 +326,7 @@ async def test_a_snapshot_starts_another_from_the_same_state(backend, seed, tmp_
     assert _rows(await _sql(other, "SELECT name FROM accounts")) == [{"name": "ada"}]
 
 
+@pytest.mark.slow
 async def test_a_snapshot_is_refused_while_a_transaction_shuts_everybody_out(
     backend, seed, tmp_path
 ):

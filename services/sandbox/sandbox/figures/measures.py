@@ -116,7 +116,8 @@ class Measures:
         if not times:
             return Provisioning()
         return Provisioning(
-            p50_seconds=statistics.median(times), p95_seconds=times[math.ceil(0.95 * len(times)) - 1]
+            p50_seconds=statistics.median(times),
+            p95_seconds=times[math.ceil(0.95 * len(times)) - 1],
         )
 
     def show(self, stats: Stats, leaked_baseline: int) -> None:

@@ -23,7 +23,7 @@ part() { # name, interpreter, pytest arguments
 part unit $bin/python libs services tools -n 2 -m "not slow and not model"
 [ "${CI:-}" != true ] || tools/make/setup_engines.sh
 part slow $bin/python libs services tools -m "slow or model" --ignore services/sandbox
-part sandboxes $bin/python services/sandbox -n 2 --dist loadfile -m slow
+part sandboxes $bin/python services/sandbox -m slow
 part together $bin/python tests
 part vllm .venv-vllm/bin/python services/rollout -m vllm
 

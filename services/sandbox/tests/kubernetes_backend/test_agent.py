@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,17 @@ def as_user(uid: int = _UID) -> tuple[str, ...]:
     return "--uid", str(uid), "--gid", str(uid)
 
 
+def _open_to_all(folder: Path) -> None:
+    """Let another user into a test's folder; above those that pytest made nothing is touched."""
+    folder.chmod(0o777)
+    for parent in folder.parents:
+        if parent == Path(tempfile.gettempdir()):
+            return
+        parent.chmod(0o755)
+        if parent.name.startswith("pytest-of-"):
+            return
+
+
 async def test_the_archive_is_the_same_each_time_and_needs_no_package(archive):
     assert bundle.build() == archive.read_bytes()
     code = (
@@ -148,9 +160,7 @@ async def test_the_first_caller_pins_its_token(start):
 
 async def test_commands_and_files_are_another_user_s(start, tmp_path):
     shell = await start(*as_user())
-    tmp_path.chmod(0o777)
-    for parent in tmp_path.parents[:2]:  # the two that pytest made; above is the machine's own
-        parent.chmod(0o755)
+    _open_to_all(tmp_path)
     outcome = await shell.sh(
         f"id -u; id -g; id -G; cat /proc/$PPID/environ; kill -9 $PPID; touch {tmp_path}/x"
     )
@@ -300,9 +310,7 @@ async def test_a_file_operation_that_takes_too_long_is_not_the_workload_s_doing(
 
 
 async def test_what_cannot_be_read_is_not_left_out_of_a_snapshot(start, tmp_path):
-    tmp_path.chmod(0o777)
-    for parent in tmp_path.parents[:2]:  # the two that pytest made; above is the machine's own
-        parent.chmod(0o755)
+    _open_to_all(tmp_path)
     shell = await start(*as_user(), "--folder", str(tmp_path))
     await shell.sh(f"cd {tmp_path} && touch open closed && mkdir folder && touch folder/x")
     await shell.box.snapshot(tmp_path.parent / "whole.tar")

@@ -64,7 +64,7 @@ async def opened_gvisor(folder: Path) -> AsyncIterator[DockerBackend]:
     if shutil.which("runsc") is None:
         pytest.skip("not installed: runsc (Debian: runsc)")
     daemon = await asyncio.to_thread(docker_daemon.daemon)
-    yield DockerBackend(folder, options(daemon, runtime="runsc", runtime_processes=128))
+    yield DockerBackend(folder, options(daemon, runtime="runsc", runtime_processes=512))
 
 
 def options(daemon: docker_daemon.Daemon, **changes: Any) -> DockerOptions:

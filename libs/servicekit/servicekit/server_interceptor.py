@@ -125,7 +125,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         except HoneError as error:
             code, attributable = error.code, error.attributable
             raise
-        except Exception:
+        except Exception:  # counted as what the caller is told, and raised on
             code, attributable = Internal.code, Internal.default_attributable
             raise
         finally:

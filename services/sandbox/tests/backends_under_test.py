@@ -191,7 +191,7 @@ def reap_orphans(orphans: set[int]) -> None:
                 done = 0 if _lives(pid) else pid
             if done:
                 orphans.discard(pid)
-        time.sleep(0.01)
+        time.sleep(0.01)  # waitpid of several processes cannot wait for the first of them
 
 
 def _lives(pid: int) -> bool:

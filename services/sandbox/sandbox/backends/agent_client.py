@@ -90,10 +90,9 @@ class AgentClient:
         Raises:
             HoneError: as the agent says.
         """
-        is_file = isinstance(body, Path)
         count = body.stat().st_size if isinstance(body, Path) else len(body)
         async with _Call(self, method, path, query, count, timeout_seconds) as call:
-            call.feed(_file_pieces(body) if is_file else _pieces(body))  # type: ignore[arg-type]
+            call.feed(_file_pieces(body) if isinstance(body, Path) else _pieces(body))
             async for kind, payload in call.frames(timeout_seconds + _SILENCE_SECONDS):
                 if kind == protocol.END:
                     return _end(payload)

@@ -111,7 +111,7 @@ class Cluster:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._api.close()  # type: ignore[no-untyped-call]
+        await self._api.close()  # type: ignore[no-untyped-call]  # the package says no types
 
     async def create(self, kind: Kind, body: Object) -> Object:
         """Make an object; unknown fields are refused."""

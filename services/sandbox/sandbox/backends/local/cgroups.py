@@ -374,7 +374,7 @@ def _kill_processes(find: Callable[[], list[int]], deadline_seconds: float = _KI
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.001)
+        time.sleep(0.001)  # a killed process takes a moment to leave its group
     return True
 
 

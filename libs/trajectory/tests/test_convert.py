@@ -7,7 +7,7 @@ from hone.common.v1 import identity_pb2, outcome_pb2, token_record_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trajectory import convert
+from trajectory import convert, outcome_convert
 from trajectory import types as t
 
 TEXT = st.text(max_size=30)
@@ -110,27 +110,44 @@ def test_outcomes_survive_both_ways(kind: t.OutcomeKind | None) -> None:
         grader_name="answer",
         grader_version="v1",
         explanation="why",
+        parts={"precision": 0.5},
     )
-    scored = t.Scored(rewards=(reward,), score=0.5, kind=kind)
+    scored = t.Scored(
+        rewards=(reward,),
+        score=0.5,
+        kind=kind,
+        errors=(t.GraderError(name="judge", kind=t.GraderErrorKind.PARSE, detail="no verdict"),),
+        abstained=("style",),
+        flags=(t.Flag(name="lucky_guess", detail="no call", priced=True),),
+        step_rewards=(0.1, 0.0),
+    )
     masked = t.Masked(kind=kind, reason="unreadable")
-    assert convert.scored_from_proto(convert.scored_to_proto(scored)) == scored
-    assert convert.masked_from_proto(convert.masked_to_proto(masked)) == masked
+    assert outcome_convert.scored_from_proto(outcome_convert.scored_to_proto(scored)) == scored
+    assert outcome_convert.masked_from_proto(outcome_convert.masked_to_proto(masked)) == masked
 
 
 @pytest.mark.parametrize("kind", list(t.FailureKind))
 @pytest.mark.parametrize("attributable", list(t.Attribution))
 def test_failure_survives_both_ways(kind: t.FailureKind, attributable: t.Attribution) -> None:
-    failure = t.Failure(kind=kind, retryable=True, attributable=attributable, detail="d")
-    assert convert.failure_from_proto(convert.failure_to_proto(failure)) == failure
+    for grader_error in (None, *t.GraderErrorKind):
+        failure = t.Failure(
+            kind=kind,
+            retryable=True,
+            attributable=attributable,
+            detail="d",
+            grader_error=grader_error,
+        )
+        sent = outcome_convert.failure_to_proto(failure)
+        assert outcome_convert.failure_from_proto(sent) == failure
 
 
 def test_unsaid_enum_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"slot\.phase: found PHASE_UNSPECIFIED"):
         convert.slot_from_proto(identity_pb2.Slot(run_id="r"))
     with pytest.raises(ValueError, match=r"failure\.kind"):
-        convert.failure_from_proto(outcome_pb2.Failure(attributable=1))
+        outcome_convert.failure_from_proto(outcome_pb2.Failure(attributable=1))
     with pytest.raises(ValueError, match=r"failure\.kind: found 99"):
-        convert.failure_from_proto(outcome_pb2.Failure(kind=99, attributable=1))  # type: ignore[arg-type]
+        outcome_convert.failure_from_proto(outcome_pb2.Failure(kind=99, attributable=1))  # type: ignore[arg-type]
 
 
 def test_row_of_unequal_lists_is_refused() -> None:

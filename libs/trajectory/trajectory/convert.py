@@ -14,7 +14,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hone.common.v1 import (
     identity_pb2,
     message_pb2,
-    outcome_pb2,
     sampling_pb2,
     task_pb2,
     token_record_pb2,
@@ -26,11 +25,17 @@ from trajectory import types as t
 E = TypeVar("E", bound=StrEnum)
 
 
-def _enum_to_proto(value: StrEnum, descriptor: Any, prefix: str) -> Any:
+def enum_to_proto(value: StrEnum, descriptor: Any, prefix: str) -> Any:
+    """Converts a word to its number."""
     return descriptor.Value(f"{prefix}_{value.name}")
 
 
-def _enum_from_proto(number: int, descriptor: Any, prefix: str, kind: type[E], field: str) -> E:
+def enum_from_proto(number: int, descriptor: Any, prefix: str, kind: type[E], field: str) -> E:
+    """Converts a number to its word.
+
+    Raises:
+        ValueError: names the field and the words that are right.
+    """
     name = descriptor.Name(number) if number in descriptor.values() else str(number)
     try:
         return kind[name.removeprefix(f"{prefix}_")]
@@ -82,7 +87,7 @@ def slot_to_proto(slot: t.Slot) -> identity_pb2.Slot:
     """Converts a slot."""
     return identity_pb2.Slot(
         run_id=slot.run_id,
-        phase=_enum_to_proto(slot.phase, identity_pb2.Phase, "PHASE"),
+        phase=enum_to_proto(slot.phase, identity_pb2.Phase, "PHASE"),
         step=slot.step,
         group_index=slot.group_index,
         sample_index=slot.sample_index,
@@ -91,7 +96,7 @@ def slot_to_proto(slot: t.Slot) -> identity_pb2.Slot:
 
 def slot_from_proto(message: identity_pb2.Slot) -> t.Slot:
     """Converts a slot."""
-    phase = _enum_from_proto(message.phase, identity_pb2.Phase, "PHASE", t.Phase, "slot.phase")
+    phase = enum_from_proto(message.phase, identity_pb2.Phase, "PHASE", t.Phase, "slot.phase")
     return t.Slot(
         run_id=message.run_id,
         phase=phase,
@@ -136,7 +141,7 @@ def tool_definition_from_proto(message: message_pb2.ToolDefinition) -> t.ToolDef
 def chat_message_to_proto(message: t.ChatMessage) -> message_pb2.ChatMessage:
     """Converts a message."""
     return message_pb2.ChatMessage(
-        role=_enum_to_proto(message.role, message_pb2.Role, "ROLE"),
+        role=enum_to_proto(message.role, message_pb2.Role, "ROLE"),
         parts=[_part_to_proto(part) for part in message.content],
         tool_calls=[tool_call_to_proto(call) for call in message.tool_calls],
         tool_call_id=message.tool_call_id,
@@ -148,7 +153,7 @@ def chat_message_to_proto(message: t.ChatMessage) -> message_pb2.ChatMessage:
 def chat_message_from_proto(message: message_pb2.ChatMessage) -> t.ChatMessage:
     """Converts a message."""
     return t.ChatMessage(
-        role=_enum_from_proto(message.role, message_pb2.Role, "ROLE", t.Role, "message.role"),
+        role=enum_from_proto(message.role, message_pb2.Role, "ROLE", t.Role, "message.role"),
         content=tuple(_part_from_proto(part) for part in message.parts),
         tool_calls=tuple(tool_call_from_proto(call) for call in message.tool_calls),
         tool_call_id=message.tool_call_id,
@@ -312,7 +317,7 @@ def rollout_record_to_proto(record: t.RolloutRecord) -> events_pb2.RolloutRecord
         task=task_to_proto(record.task),
         messages=[chat_message_to_proto(message) for message in record.messages],
         tokens=token_record_to_proto(record.tokens),
-        stop_reason=_enum_to_proto(record.stop_reason, events_pb2.StopReason, "STOP_REASON"),
+        stop_reason=enum_to_proto(record.stop_reason, events_pb2.StopReason, "STOP_REASON"),
         sandbox_id=record.sandbox_id,
         sandbox_isolation=record.sandbox_isolation,
         turns=[turn_record_to_proto(turn) for turn in record.turns],
@@ -332,7 +337,7 @@ def rollout_record_from_proto(message: events_pb2.RolloutRecord) -> t.RolloutRec
         task=task_from_proto(message.task),
         messages=tuple(chat_message_from_proto(m) for m in message.messages),
         tokens=token_record_from_proto(message.tokens),
-        stop_reason=_enum_from_proto(
+        stop_reason=enum_from_proto(
             message.stop_reason,
             events_pb2.StopReason,
             "STOP_REASON",
@@ -345,103 +350,4 @@ def rollout_record_from_proto(message: events_pb2.RolloutRecord) -> t.RolloutRec
         grader_json=message.grader_json,
         start_time=time_from_proto(message.start_time),
         end_time=time_from_proto(message.end_time),
-    )
-
-
-def outcome_kind_to_proto(kind: t.OutcomeKind | None) -> outcome_pb2.OutcomeKind.ValueType:
-    """Converts a kind of shortfall; None is unspecified."""
-    if kind is None:
-        return outcome_pb2.OUTCOME_KIND_UNSPECIFIED
-    number: outcome_pb2.OutcomeKind.ValueType = _enum_to_proto(
-        kind, outcome_pb2.OutcomeKind, "OUTCOME_KIND"
-    )
-    return number
-
-
-def outcome_kind_from_proto(number: int) -> t.OutcomeKind | None:
-    """Converts a kind of shortfall; unspecified is None."""
-    if number == outcome_pb2.OUTCOME_KIND_UNSPECIFIED:
-        return None
-    return _enum_from_proto(
-        number, outcome_pb2.OutcomeKind, "OUTCOME_KIND", t.OutcomeKind, "outcome.kind"
-    )
-
-
-def scored_to_proto(scored: t.Scored) -> outcome_pb2.Scored:
-    """Converts a judgement."""
-    return outcome_pb2.Scored(
-        rewards=[
-            outcome_pb2.Reward(
-                name=reward.name,
-                value=reward.value,
-                weight=reward.weight,
-                grader_name=reward.grader_name,
-                grader_version=reward.grader_version,
-                explanation=reward.explanation,
-            )
-            for reward in scored.rewards
-        ],
-        score=scored.score,
-        kind=outcome_kind_to_proto(scored.kind),
-    )
-
-
-def scored_from_proto(message: outcome_pb2.Scored) -> t.Scored:
-    """Converts a judgement."""
-    return t.Scored(
-        rewards=tuple(
-            t.Reward(
-                name=reward.name,
-                value=reward.value,
-                weight=reward.weight,
-                grader_name=reward.grader_name,
-                grader_version=reward.grader_version,
-                explanation=reward.explanation,
-            )
-            for reward in message.rewards
-        ),
-        score=message.score,
-        kind=outcome_kind_from_proto(message.kind),
-    )
-
-
-def masked_to_proto(masked: t.Masked) -> outcome_pb2.Masked:
-    """Converts a masked outcome."""
-    return outcome_pb2.Masked(kind=outcome_kind_to_proto(masked.kind), reason=masked.reason)
-
-
-def masked_from_proto(message: outcome_pb2.Masked) -> t.Masked:
-    """Converts a masked outcome."""
-    return t.Masked(kind=outcome_kind_from_proto(message.kind), reason=message.reason)
-
-
-def failure_to_proto(failure: t.Failure) -> outcome_pb2.Failure:
-    """Converts a failure."""
-    return outcome_pb2.Failure(
-        kind=_enum_to_proto(failure.kind, outcome_pb2.FailureKind, "FAILURE_KIND"),
-        retryable=failure.retryable,
-        attributable=_enum_to_proto(failure.attributable, outcome_pb2.Attribution, "ATTRIBUTION"),
-        detail=failure.detail,
-    )
-
-
-def failure_from_proto(message: outcome_pb2.Failure) -> t.Failure:
-    """Converts a failure."""
-    return t.Failure(
-        kind=_enum_from_proto(
-            message.kind,
-            outcome_pb2.FailureKind,
-            "FAILURE_KIND",
-            t.FailureKind,
-            "failure.kind",
-        ),
-        retryable=message.retryable,
-        attributable=_enum_from_proto(
-            message.attributable,
-            outcome_pb2.Attribution,
-            "ATTRIBUTION",
-            t.Attribution,
-            "failure.attributable",
-        ),
-        detail=message.detail,
     )

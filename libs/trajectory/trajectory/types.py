@@ -64,6 +64,27 @@ class FailureKind(StrEnum):
     INTERNAL = "internal"
 
 
+class GraderErrorKind(StrEnum):
+    """What stopped a grader."""
+
+    PARSE = "parse"
+    """A judge or an endpoint answered something that has no verdict in it."""
+    TIMEOUT = "timeout"
+    SERVER = "server"
+    """A judge or an endpoint could not be reached, or failed."""
+    REFUSAL = "refusal"
+    """The judge would not judge."""
+    FORMULA = "formula"
+    SANDBOX = "sandbox"
+    """The grading box could not be made, or the agent's is gone."""
+    REFERENCE = "reference"
+    """The task's reference fields lack what the grader needs."""
+    CODE = "code"
+    """The grader's own code broke, or returned no finite number."""
+    DEFINITION = "definition"
+    INTERNAL = "internal"
+
+
 class Attribution(StrEnum):
     """Whose doing a failure was."""
 
@@ -257,6 +278,27 @@ class Reward:
     grader_name: str
     grader_version: str
     explanation: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Figures that the value was made from, for example precision and recall."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraderError:
+    """Why a reward that is measured only has no value."""
+
+    name: str
+    kind: GraderErrorKind
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """Something about a response that people should look at, for example a lucky guess."""
+
+    name: str
+    detail: str
+    priced: bool
+    """Whether the guard changed the score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +308,13 @@ class Scored:
     rewards: tuple[Reward, ...]
     score: float
     kind: OutcomeKind | None = None
+    errors: tuple[GraderError, ...] = ()
+    """Rewards of weight 0 that could not be computed."""
+    abstained: tuple[str, ...] = ()
+    """Graders without an opinion on this response; they have no share in the score."""
+    flags: tuple[Flag, ...] = ()
+    step_rewards: tuple[float, ...] = ()
+    """By turn, from 0; empty where no grader rewards turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +333,8 @@ class Failure:
     retryable: bool
     attributable: Attribution
     detail: str
+    grader_error: GraderErrorKind | None = None
+    """With kind grader: what stopped the grading."""
 
 
 Outcome = Scored | Masked | Failure

@@ -12,7 +12,8 @@ from console.archive_reader import RolloutEntry, RunEntry
 from console.audit import AuditReport
 from console.otlp_convert import attribute_text
 from console.spans import Span
-from trajectory.convert import duration_to_proto, outcome_kind_to_proto
+from trajectory.convert import duration_to_proto
+from trajectory.outcome_convert import outcome_kind_to_proto
 from trajectory.types import FailureKind, OutcomeKind
 
 _ENDS = {

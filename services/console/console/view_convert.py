@@ -11,12 +11,8 @@ from console.convert import stored_envelope, stored_row
 from console.span_tree import build_tree
 from console.spans import Span
 from console.views import RolloutView, TimelineEntry
-from trajectory.convert import (
-    failure_from_proto,
-    masked_from_proto,
-    rollout_record_from_proto,
-    scored_from_proto,
-)
+from trajectory.convert import rollout_record_from_proto
+from trajectory.outcome_convert import failure_from_proto, masked_from_proto, scored_from_proto
 from trajectory.types import Attribution, Failure, FailureKind, Masked, Outcome, RolloutRecord
 
 

@@ -8,11 +8,11 @@ from hone.grader.v1 import grader_pb2, grader_pb2_grpc
 
 from eventbus.nats_bus import NatsBus
 from grader.answer.symbolic import SymbolicProcess
-from grader.clients import NoLeases, SandboxLeases
+from grader.clients.leases import NoLeases, SandboxLeases
 from grader.consumer import FinishedConsumer, Tries
 from grader.definition import Definitions
 from grader.desk import GradingDesk
-from grader.kinds.base import Instruments
+from grader.instruments.all import Instruments
 from grader.servicer import GraderServicer
 from grader.settings import GraderSettings
 from grader.store import JudgedStore

@@ -21,11 +21,19 @@ from eventbus.errors import RetryLater
 from grader.convert import record_from_proto, verdict_to_event
 from grader.desk import GradingDesk, Verdict
 from grader.grading import failure_of
-from grader.sample import GradingFaultError
+from grader.instruments.boxes import Origin
+from grader.results import GradingFaultError
 from grader.store import Judged, JudgedStore
 from servicekit import attributes
 from servicekit.errors import HoneError
-from trajectory.types import SHARED_ISOLATION, Masked, OutcomeKind, RolloutRecord, Scored
+from trajectory.types import (
+    SHARED_ISOLATION,
+    GraderErrorKind,
+    Masked,
+    OutcomeKind,
+    RolloutRecord,
+    Scored,
+)
 
 _LOG = logging.getLogger("hone.grader")
 CONSUMER = "grader"
@@ -150,7 +158,13 @@ class FinishedConsumer:
             grader_json = message.grader_json
             record = record_from_proto(message)
             async with self._leases.held(record.sandbox_id, envelope.rollout_id, envelope.epoch):
-                verdict = await asyncio.to_thread(self._desk.judge, record, grader_json)
+                origin = Origin(
+                    rollout_id=envelope.rollout_id,
+                    run_id=envelope.run_id,
+                    epoch=envelope.epoch,
+                    sandbox_id=record.sandbox_id,
+                )
+                verdict = await self._desk.judge(record, grader_json, origin)
                 return await self._unless_polluted(verdict, record, envelope)
         # Whatever breaks in grading must end in an outcome: the slot waits for exactly one.
         except Exception as err:
@@ -215,7 +229,7 @@ def _fault_of(err: Exception) -> GradingFaultError:
     if isinstance(err, GradingFaultError):
         return err
     detail = err.message if isinstance(err, HoneError) else f"{type(err).__name__}: {err}"
-    return GradingFaultError(detail, retryable=True, client=False)
+    return GradingFaultError(detail, kind=GraderErrorKind.INTERNAL, retryable=True, client=False)
 
 
 def _trace_parent() -> str:

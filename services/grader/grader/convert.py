@@ -5,12 +5,8 @@ from hone.grader.v1 import grader_pb2
 
 from grader.desk import Verdict
 from servicekit.errors import InvalidArgument
-from trajectory.convert import (
-    failure_to_proto,
-    masked_to_proto,
-    rollout_record_from_proto,
-    scored_to_proto,
-)
+from trajectory.convert import rollout_record_from_proto
+from trajectory.outcome_convert import failure_to_proto, masked_to_proto, scored_to_proto
 from trajectory.types import Failure, Masked, RolloutRecord, Scored
 
 

@@ -7,8 +7,8 @@ A definition is one grader, or `multi` with several:
                  {"name": "accuracy", "type": "answer", "reference": "{{item.answer}}", "weight": 0}],
      "range": [0, 1], "rule": "clip"}
 
-The combined score is the weighted mean; weight 0 means measured only. The rule says what becomes of a combined score
-outside the range: clip it, map it into the range from `from` (affine), or refuse.
+How the values become one is `grader.combination`. The rule says what becomes of a combined score outside the range:
+clip it, map it into the range from `from` (affine), or refuse.
 """
 
 import hashlib
@@ -17,23 +17,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from grader.combination import Combination, Member, parse_members
 from grader.fields import Fields, Problems, shown
-from grader.kinds.base import Grader, KindTable
+from grader.kinds.base import KindTable
 from grader.kinds.table import KINDS
 
 RULES = ("clip", "affine", "refuse")
 MAX_JSON = 256 * 1024
 """Characters that a definition may have."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
-    """One grader of a definition."""
-
-    name: str
-    type: str
-    weight: float
-    grader: Grader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +52,7 @@ class Bounds:
 class Definition:
     """A checked grader definition."""
 
-    components: tuple[Component, ...]
+    combination: Combination
     bounds: Bounds
     version: str
     """Of this package and this definition: the same text of keys and values gives the same version."""
@@ -87,37 +78,33 @@ class Definitions:
         """
         problems = Problems()
         values = _load(text, problems)
-        components: tuple[Component, ...] = ()
+        combination = Combination(members=())
         bounds = None
         if values is not None:
             fields = Fields(values, "", problems)
-            components = self._components(fields)
+            combination = self._combination(fields)
             bounds = _bounds(fields)
             fields.finish()
-            _check_components(components, problems)
         problems.raise_if_any("grader definition")
         assert values is not None and bounds is not None
-        return Definition(components=components, bounds=bounds, version=self._version(values))
+        return Definition(combination=combination, bounds=bounds, version=self._version(values))
 
-    def _components(self, fields: Fields) -> tuple[Component, ...]:
-        if fields.values.get("type") != "multi":
-            known = self._kinds.parse(fields)
-            one = _component(fields, known, default_weight=1.0)
-            return (one,) if one else ()
-        fields.has("type")
-        fields.has("name")
-        components = []
-        for child in fields.children("graders"):
-            if child.values.get("type") == "multi":
-                child.problems.add(
-                    child.at("type"), "multi cannot hold multi; list its graders here"
-                )
-                continue
-            component = _component(child, self._kinds.parse(child), default_weight=1.0)
-            if component is not None:
-                child.finish()
-                components.append(component)
-        return tuple(components)
+    def _combination(self, fields: Fields) -> Combination:
+        if fields.values.get("type") == "multi":
+            fields.has("type")
+            fields.has("name")
+            return parse_members(fields, self._kinds)
+        grader = self._kinds.parse(fields)
+        kind = fields.values.get("type")
+        weight = fields.number("weight", 1.0, low=0.0)
+        name = fields.text("name", kind if isinstance(kind, str) and kind else "grader")
+        if grader is None:
+            return Combination(members=())
+        if weight == 0:
+            fields.problems.add("weight", "must be above 0 for the only grader, found 0")
+        return Combination(
+            members=(Member(name=name, type=str(kind), weight=weight, grader=grader),)
+        )
 
     def version_of_text(self, text: str) -> str:
         """Return the version of a definition that is not sound: of its very text."""
@@ -153,15 +140,6 @@ def _refuse_constant(problems: Problems) -> Callable[[str], float]:
     return refuse
 
 
-def _component(fields: Fields, grader: Grader | None, *, default_weight: float) -> Component | None:
-    kind = fields.values.get("type")
-    weight = fields.number("weight", default_weight, low=0.0)
-    name = fields.text("name", kind if isinstance(kind, str) and kind else "grader")
-    if grader is None:
-        return None
-    return Component(name=name, type=str(kind), weight=weight, grader=grader)
-
-
 def _bounds(fields: Fields) -> Bounds:
     low, high = _pair(fields, "range", (0.0, 1.0))
     rule = fields.choice("rule", RULES, "clip")
@@ -191,14 +169,3 @@ def _pair(fields: Fields, key: str, default: tuple[float, float]) -> tuple[float
         fields.at(key), f"must be two numbers [low, high] with low < high, found {shown(value)}"
     )
     return default
-
-
-def _check_components(components: tuple[Component, ...], problems: Problems) -> None:
-    if not components:
-        return
-    names = [component.name for component in components]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        problems.add("graders", f"the name {name!r} is used more than once; each needs its own")
-    if sum(component.weight for component in components) <= 0 and not problems.found:
-        where = "graders" if len(components) > 1 else "weight"
-        problems.add(where, "the weights add up to 0; at least one grader needs a weight above 0")

@@ -1,18 +1,19 @@
 """Where records are graded: definitions parsed once, faults turned into outcomes.
 
-Plain Python without network; the servicer and the consumer call it from a thread.
+The servicer and the consumer call it; whatever takes long runs in threads, boxes or elsewhere.
 """
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grader.definition import Definition, Definitions
 from grader.grading import failure_of, grade
-from grader.kinds.base import Instruments
-from grader.sample import GradingFaultError
+from grader.instruments.all import Instruments
+from grader.instruments.boxes import Origin, Rooms
+from grader.results import GradingFaultError
 from servicekit.errors import InvalidArgument
-from trajectory.types import Outcome, RolloutRecord
+from trajectory.types import GraderErrorKind, Outcome, RolloutRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +25,27 @@ class Verdict:
 
 
 class GradingDesk:
-    """Grades records; safe to use from several threads."""
+    """Grades records, many at once."""
 
     def __init__(
-        self, definitions: Definitions, instruments: Instruments, *, remembered: int = 64
+        self,
+        definitions: Definitions,
+        instruments: Instruments,
+        *,
+        rooms: Rooms | None = None,
+        remembered: int = 64,
     ) -> None:
         """Grade with the given instruments.
 
         Args:
             definitions: parses definitions.
             instruments: what graders may use.
+            rooms: opens the room of each record; without it there are no boxes.
             remembered: number of parsed definitions kept.
         """
         self._definitions = definitions
         self._instruments = instruments
+        self._rooms = rooms
         self._remembered = remembered
         self._parsed: OrderedDict[str, Definition] = OrderedDict()
         self._lock = threading.Lock()
@@ -67,8 +75,15 @@ class GradingDesk:
         except InvalidArgument:
             return self._definitions.version_of_text(grader_json)
 
-    def judge(self, record: RolloutRecord, grader_json: str) -> Verdict:
+    async def judge(
+        self, record: RolloutRecord, grader_json: str, origin: Origin | None = None
+    ) -> Verdict:
         """Grade a record; a fault that another try cannot mend is an outcome.
+
+        Args:
+            record: what the agent did.
+            grader_json: the definition.
+            origin: the attempt, where its sandbox may still be used.
 
         Raises:
             GradingFaultError: grading could not be done and may succeed later.
@@ -76,13 +91,24 @@ class GradingDesk:
         try:
             definition = self.definition(grader_json)
         except InvalidArgument as err:
-            fault = GradingFaultError(err.message, retryable=False, client=True)
+            fault = GradingFaultError(
+                err.message, kind=GraderErrorKind.DEFINITION, retryable=False, client=True
+            )
             version = self._definitions.version_of_text(grader_json)
             return Verdict(outcome=failure_of(fault), grader_version=version)
         try:
-            outcome: Outcome = grade(record, definition, self._instruments)
+            outcome: Outcome = await self._grade(record, definition, origin)
         except GradingFaultError as fault:
             if fault.retryable:
                 raise
             outcome = failure_of(fault)
         return Verdict(outcome=outcome, grader_version=definition.version)
+
+    async def _grade(
+        self, record: RolloutRecord, definition: Definition, origin: Origin | None
+    ) -> Outcome:
+        if self._rooms is None:
+            return await grade(record, definition, self._instruments)
+        async with self._rooms.room(origin) as room:
+            instruments = replace(self._instruments, boxes=room)
+            return await grade(record, definition, instruments)

@@ -1,14 +1,17 @@
 """Grades one record by one definition: components, combined score, and why it did not succeed."""
 
-import math
-
-from grader.definition import Component, Definition
-from grader.kinds.base import Instruments
-from grader.sample import Graded, GradingFaultError, Sample, sample_of
+from grader.combination import Finding
+from grader.definition import Definition
+from grader.gathering import gather
+from grader.instruments.all import Instruments
+from grader.results import Graded, GradingFaultError
+from grader.sample import sample_of
 from trajectory.types import (
     Attribution,
     Failure,
     FailureKind,
+    GraderError,
+    GraderErrorKind,
     Masked,
     Outcome,
     Reward,
@@ -16,42 +19,47 @@ from trajectory.types import (
     Scored,
 )
 
+MAX_EXPLANATION = 400
+"""Characters of a grader's explanation that are kept."""
 
-def grade(
+
+async def grade(
     record: RolloutRecord, definition: Definition, instruments: Instruments
 ) -> Scored | Masked:
     """Grade a record.
 
     Raises:
-        GradingFaultError: a grader could not do its work, or a value is not usable; never a zero reward.
+        GradingFaultError: a grader that counts could not do its work, or a value is not usable; never a zero reward.
     """
-    sample = sample_of(record)
-    found = [
-        (component, _grade(component, sample, instruments)) for component in definition.components
-    ]
-    counted = [(component, graded) for component, graded in found if component.weight > 0]
-    unread = next(((c, g) for c, g in counted if g.masked), None)
+    findings = await gather(definition.combination, sample_of(record), instruments)
+    found = [(f.member, f.graded) for f in findings if f.graded is not None]
+    counted = [(member, graded) for member, graded in found if member.counted]
+    unread = next(((m, g) for m, g in counted if g.masked), None)
     if unread is not None:
-        component, graded = unread
-        return Masked(kind=graded.kind, reason=f"{component.name}: {graded.explanation}")
-    total = sum(component.weight for component, _ in counted)
-    combined = sum(component.weight * graded.value for component, graded in counted) / total
-    score = definition.bounds.apply(combined)
-    if score is None:
-        bounds = definition.bounds
-        raise GradingFaultError(
-            f"the combined score {combined:g} lies outside the range [{bounds.low:g}, {bounds.high:g}] "
-            "and the rule is refuse; widen the range or use clip or affine",
-            retryable=False,
-            client=True,
-        )
-    rewards = tuple(
-        _reward(component, graded, definition.version)
-        for component, graded in found
-        if not graded.masked
+        member, graded = unread
+        return Masked(kind=graded.kind, reason=f"{member.name}: {graded.explanation}")
+    combined = definition.combination.value(findings)
+    if combined is None:
+        names = ", ".join(member.name for member, graded in counted if graded.abstained)
+        return Masked(kind=None, reason=f"the graders that count have no opinion: {names}")
+    return Scored(
+        rewards=tuple(
+            _reward(finding, finding.graded, definition.version)
+            for finding in findings
+            if finding.graded is not None and finding.graded.counts
+        ),
+        score=_bounded(combined, definition),
+        kind=next((graded.kind for _, graded in counted if graded.kind is not None), None),
+        errors=tuple(
+            GraderError(
+                name=f.member.name, kind=f.error.kind, detail=f.error.detail[:MAX_EXPLANATION]
+            )
+            for f in findings
+            if f.error is not None
+        ),
+        abstained=tuple(member.name for member, graded in found if graded.abstained),
+        step_rewards=next((g.step_values for _, g in counted if g.step_values), ()),
     )
-    kind = next((graded.kind for _, graded in counted if graded.kind is not None), None)
-    return Scored(rewards=rewards, score=score, kind=kind)
 
 
 def failure_of(fault: GradingFaultError) -> Failure:
@@ -61,6 +69,7 @@ def failure_of(fault: GradingFaultError) -> Failure:
         retryable=fault.retryable,
         attributable=Attribution.CLIENT if fault.client else Attribution.INFRA,
         detail=fault.detail,
+        grader_error=fault.kind,
     )
 
 
@@ -69,23 +78,27 @@ def is_success(outcome: Outcome) -> bool:
     return isinstance(outcome, Scored) and outcome.kind is None
 
 
-def _grade(component: Component, sample: Sample, instruments: Instruments) -> Graded:
-    graded = component.grader.grade(sample, instruments)
-    if not math.isfinite(graded.value):
+def _bounded(combined: float, definition: Definition) -> float:
+    score = definition.bounds.apply(combined)
+    if score is None:
+        bounds = definition.bounds
         raise GradingFaultError(
-            f"grader {component.name} returned {graded.value}, which is not a finite number",
+            f"the combined score {combined:g} lies outside the range [{bounds.low:g}, {bounds.high:g}] "
+            "and the rule is refuse; widen the range or use clip or affine",
+            kind=GraderErrorKind.DEFINITION,
             retryable=False,
             client=True,
         )
-    return graded
+    return score
 
 
-def _reward(component: Component, graded: Graded, version: str) -> Reward:
+def _reward(finding: Finding, graded: Graded, version: str) -> Reward:
     return Reward(
-        name=component.name,
+        name=finding.member.name,
         value=graded.value,
-        weight=component.weight,
-        grader_name=component.type,
+        weight=finding.member.weight,
+        grader_name=finding.member.type,
         grader_version=version,
-        explanation=graded.explanation[:400],
+        explanation=graded.explanation[:MAX_EXPLANATION],
+        parts=graded.parts,
     )

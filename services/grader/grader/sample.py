@@ -1,9 +1,11 @@
-"""One attempt as graders see it, and the errors of grading itself."""
+"""One attempt as graders see it."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from trajectory.types import OutcomeKind, Role, RolloutRecord, StopReason
+from trajectory.types import OutcomeKind, Role, RolloutRecord, StopReason, ToolCallRecord
 
 CUT_OFF = frozenset(
     (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW, StopReason.ROLLOUT_TIMEOUT)
@@ -11,49 +13,66 @@ CUT_OFF = frozenset(
 """After these the last message may end in the middle of a word."""
 
 
-class GradingFaultError(Exception):
-    """Grading could not be done; never a zero reward.
-
-    Args:
-        detail: what was missing or wrong, for people.
-        retryable: whether grading the same record again can succeed.
-        client: whether the definition or the dataset is at fault rather than Hone.
-    """
-
-    def __init__(self, detail: str, *, retryable: bool, client: bool) -> None:
-        """Keep the detail and whose fault it is."""
-        super().__init__(detail)
-        self.detail = detail
-        self.retryable = retryable
-        self.client = client
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graded:
-    """What one grader found."""
-
-    value: float
-    kind: OutcomeKind | None
-    """Why the response did not succeed; None if it did."""
-    explanation: str
-    masked: bool = False
-    """The response says nothing about the policy; the value does not count."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A finished attempt, read once for all graders."""
+    """A finished attempt; what several graders need is read once."""
 
+    record: RolloutRecord
     output_text: str
     """Text of the last assistant message."""
-    item: Mapping[str, object]
+    item: Mapping[str, object] = field(default_factory=dict)
     """The task's reference fields."""
-    stop_reason: StopReason
-    stated_only: bool
-    """The last message was cut off or still calls tools, so an unmarked number in it is no answer."""
-    call_count: int
-    last_call_failed: bool
-    policy_token_count: int
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Why the agent stopped."""
+        return self.record.stop_reason
+
+    @cached_property
+    def stated_only(self) -> bool:
+        """Whether the last message was cut off or still calls tools, so an unmarked number in it is no answer."""
+        said = [message for message in self.record.messages if message.role is Role.ASSISTANT]
+        return self.stop_reason in CUT_OFF or bool(said and said[-1].tool_calls)
+
+    @cached_property
+    def calls(self) -> tuple[ToolCallRecord, ...]:
+        """All tool calls of all turns, in order."""
+        return tuple(call for turn in self.record.turns for call in turn.tool_calls)
+
+    @property
+    def call_count(self) -> int:
+        """Number of tool calls."""
+        return len(self.calls)
+
+    @property
+    def last_call_failed(self) -> bool:
+        """Whether the last tool call went wrong."""
+        return bool(self.calls and self.calls[-1].error_kind)
+
+    @property
+    def policy_token_count(self) -> int:
+        """Tokens that the policy sampled, in all turns."""
+        return sum(turn.sampled_token_count for turn in self.record.turns)
+
+    @cached_property
+    def output_json(self) -> object:
+        """The last message read as JSON; None if it is none."""
+        try:
+            return json.loads(self.output_text)
+        except (ValueError, RecursionError):
+            return None
+
+    @cached_property
+    def output_tools(self) -> list[dict[str, object]]:
+        """All tool calls in the OpenAI chat shape."""
+        return [
+            {
+                "id": made.call.tool_call_id,
+                "type": "function",
+                "function": {"name": made.call.name, "arguments": made.call.arguments_json},
+            }
+            for made in self.calls
+        ]
 
     def shortfall(self, kind: OutcomeKind) -> OutcomeKind:
         """Refine why a response failed: out of budget, or thrown off by a tool used wrongly."""
@@ -65,15 +84,5 @@ class Sample:
 
 
 def sample_of(record: RolloutRecord) -> Sample:
-    """Read what graders need from a record."""
-    said = [message for message in record.messages if message.role is Role.ASSISTANT]
-    calls = [call for turn in record.turns for call in turn.tool_calls]
-    return Sample(
-        output_text=record.response,
-        item=record.task.reference,
-        stop_reason=record.stop_reason,
-        stated_only=record.stop_reason in CUT_OFF or bool(said and said[-1].tool_calls),
-        call_count=len(calls),
-        last_call_failed=bool(calls and calls[-1].error_kind),
-        policy_token_count=sum(turn.sampled_token_count for turn in record.turns),
-    )
+    """Read a record."""
+    return Sample(record=record, output_text=record.response, item=record.task.reference)

@@ -1,6 +1,5 @@
 """The grader's RPCs: thin, the desk does the work."""
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -8,7 +7,7 @@ from hone.grader.v1 import grader_pb2, grader_pb2_grpc
 
 from grader.convert import record_from_proto, verdict_to_proto
 from grader.desk import GradingDesk
-from grader.sample import GradingFaultError
+from grader.results import GradingFaultError
 from servicekit.errors import Unavailable
 
 
@@ -29,7 +28,7 @@ class GraderServicer(grader_pb2_grpc.GraderServiceServicer):
         definition = request.grader_json or record.grader_json
         self._desk.definition(definition)
         try:
-            verdict = await asyncio.to_thread(self._desk.judge, record, definition)
+            verdict = await self._desk.judge(record, definition)
         except GradingFaultError as fault:
             raise Unavailable(fault.detail, reason="GRADING_FAULT") from fault
         return verdict_to_proto(verdict)
@@ -42,6 +41,6 @@ class GraderServicer(grader_pb2_grpc.GraderServiceServicer):
         """Check a definition."""
         definition = self._desk.definition(request.grader_json)
         return grader_pb2.ValidateGraderResponse(
-            reward_names=[component.name for component in definition.components],
+            reward_names=[member.name for member in definition.combination.members],
             grader_version=definition.version,
         )

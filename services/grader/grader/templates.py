@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from grader.fields import nearest
-from grader.sample import GradingFaultError, Sample
+from grader.results import GradingFaultError
+from grader.sample import Sample
+from trajectory.types import GraderErrorKind
 
 _HOLE = re.compile(r"\{\{\s*([^{}]*?)\s*\}\}")
 _PATH = re.compile(r"(item|sample)((?:\.[\w-]+)+)")
@@ -86,6 +88,7 @@ def value_at(path: str, sample: Sample) -> object:
 def _missing(path: str, found: str) -> GradingFaultError:
     return GradingFaultError(
         f"the grader needs {path}, which the task's reference does not have: {found}",
+        kind=GraderErrorKind.REFERENCE,
         retryable=False,
         client=True,
     )
@@ -97,6 +100,7 @@ def _text(value: object, path: str) -> str:
     if value is None:
         raise GradingFaultError(
             f"the grader needs {path}, which is null in the task's reference",
+            kind=GraderErrorKind.REFERENCE,
             retryable=False,
             client=True,
         )

@@ -9,7 +9,7 @@ import pytest
 from grader.answer.symbolic import SymbolicProcess
 from grader.definition import Definitions
 from grader.desk import GradingDesk
-from grader.kinds.base import Instruments
+from grader.instruments.all import Instruments
 from trajectory.types import (
     ChatMessage,
     Role,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 
-from grader.clients import SandboxLeases
+from grader.clients.leases import SandboxLeases
 from servicekit.channels import connect
 from servicekit.errors import HoneError, NotFound, Unavailable
 from servicekit.testing import running_server

@@ -18,14 +18,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from eventbus.bus import Delivery
 from eventbus.envelope import new_envelope
 from eventbus.memory_bus import MemoryBus
-from grader.clients import NoLeases
+from grader.clients.leases import NoLeases
 from grader.consumer import FinishedConsumer, Tries
 from grader.desk import GradingDesk, Verdict
-from grader.sample import GradingFaultError
+from grader.instruments.boxes import Origin
+from grader.results import GradingFaultError
 from grader.store import JudgedStore
 from servicekit.errors import HoneError, ResourceExhausted, Unavailable
 from trajectory.convert import rollout_record_to_proto
-from trajectory.types import RolloutRecord
+from trajectory.types import GraderErrorKind, RolloutRecord
 
 MakeRecord = Callable[..., RolloutRecord]
 ROLLOUT_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -39,12 +40,14 @@ class FaultyDesk:
         self.desk, self.fault, self.left = desk, fault, times
         self.judged = 0
 
-    def judge(self, record: RolloutRecord, grader_json: str) -> Verdict:
+    async def judge(
+        self, record: RolloutRecord, grader_json: str, origin: Origin | None = None
+    ) -> Verdict:
         self.judged += 1
         if self.left:
             self.left -= 1
             raise self.fault
-        return self.desk.judge(record, grader_json)
+        return await self.desk.judge(record, grader_json, origin)
 
     def version_of(self, grader_json: str) -> str:
         return self.desk.version_of(grader_json)
@@ -281,7 +284,9 @@ async def test_fault_is_graded_again_before_it_counts(
     make_consumer: MakeConsumer, make_record: MakeRecord, desk: GradingDesk
 ) -> None:
     bus = MemoryBus()
-    fault = GradingFaultError("the judge is away", retryable=True, client=False)
+    fault = GradingFaultError(
+        "the judge is away", kind=GraderErrorKind.SERVER, retryable=True, client=False
+    )
     faulty = FaultyDesk(desk, fault, 2)
     await bus.publish(_finished(_inline(make_record())))
     (told,) = await _judgements(bus, make_consumer(bus, desk=faulty))
@@ -292,7 +297,9 @@ async def test_fault_is_graded_again_before_it_counts(
 @pytest.mark.parametrize(
     "fault",
     [
-        GradingFaultError("the judge is away", retryable=True, client=False),
+        GradingFaultError(
+            "the judge is away", kind=GraderErrorKind.SERVER, retryable=True, client=False
+        ),
         ZeroDivisionError("away"),
     ],
 )

@@ -16,12 +16,15 @@ def _violations(definition: object) -> dict[str, str]:
 
 def test_demo_definition_names_its_rewards(demo_json: str) -> None:
     parsed = Definitions(package_version="1").parse(demo_json)
-    assert [(c.name, c.weight) for c in parsed.components] == [("reward", 1.0), ("accuracy", 0.0)]
+    assert [(c.name, c.weight) for c in parsed.combination.members] == [
+        ("reward", 1.0),
+        ("accuracy", 0.0),
+    ]
 
 
 def test_single_grader_has_weight_1_and_its_type_as_name() -> None:
     parsed = Definitions(package_version="1").parse(json.dumps(ANSWER))
-    assert [(c.name, c.weight) for c in parsed.components] == [("answer", 1.0)]
+    assert [(c.name, c.weight) for c in parsed.combination.members] == [("answer", 1.0)]
 
 
 def test_version_ignores_key_order_and_space_but_no_value() -> None:
@@ -89,7 +92,7 @@ def test_what_is_no_json_object_is_refused(text: str) -> None:
 def test_weights_that_add_up_to_0_are_refused() -> None:
     assert (
         "weights add up to 0"
-        in _violations({"type": "multi", "graders": [{**ANSWER, "weight": 0}]})["weight"]
+        in _violations({"type": "multi", "graders": [{**ANSWER, "weight": 0}]})["graders"]
     )
 
 

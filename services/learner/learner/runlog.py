@@ -27,7 +27,7 @@ from learner.ports import LogGone
 from servicekit import attributes
 from servicekit.errors import DataLoss, NotFound
 from servicekit.identity import new_rollout_id, rollout_scope
-from trajectory import convert
+from trajectory import convert, outcome_convert
 from trajectory.types import Attribution, Failure, FailureKind, Outcome, Phase, Slot, Task
 
 log = logging.getLogger(__name__)
@@ -119,11 +119,11 @@ class BusRunLog:
                     detail=f"{letter.consumer} gave up on {letter.subject}: {letter.reason}",
                 )
             case "rollout_failed":
-                outcome = convert.failure_from_proto(envelope.rollout_failed.failure)
+                outcome = outcome_convert.failure_from_proto(envelope.rollout_failed.failure)
             case "reward_assigned" if envelope.reward_assigned.HasField("scored"):
-                outcome = convert.scored_from_proto(envelope.reward_assigned.scored)
+                outcome = outcome_convert.scored_from_proto(envelope.reward_assigned.scored)
             case "reward_assigned":
-                outcome = convert.masked_from_proto(envelope.reward_assigned.masked)
+                outcome = outcome_convert.masked_from_proto(envelope.reward_assigned.masked)
             case _:
                 return None
         return Ended(

@@ -26,7 +26,7 @@ from rollout.failures import failure
 from rollout.jobs import AdapterRef, RolloutJob
 from rollout.policies import Policies
 from servicekit.errors import HoneError
-from trajectory import convert
+from trajectory import convert, outcome_convert
 from trajectory.types import Attribution, Failure, FailureKind, RolloutRecord, TurnRecord
 
 _LOG = logging.getLogger("hone.rollout")
@@ -78,7 +78,7 @@ class BusReporter:
 
     async def failed(self, job: RolloutJob, epoch: int, failure: Failure) -> None:
         """Publishes rollout.failed."""
-        payload = events_pb2.RolloutFailed(failure=convert.failure_to_proto(failure))
+        payload = events_pb2.RolloutFailed(failure=outcome_convert.failure_to_proto(failure))
         await self._publish_end(job, epoch, payload)
 
     async def refused(self, envelope: events_pb2.Envelope, reason: str) -> None:
@@ -86,7 +86,7 @@ class BusReporter:
         bad = failure(FailureKind.BAD_TASK, reason, retryable=False, blame=Attribution.CLIENT)
         await self._bus.publish(
             new_envelope(
-                events_pb2.RolloutFailed(failure=convert.failure_to_proto(bad)),
+                events_pb2.RolloutFailed(failure=outcome_convert.failure_to_proto(bad)),
                 source=SOURCE,
                 run_id=envelope.run_id,
                 rollout_id=envelope.rollout_id,

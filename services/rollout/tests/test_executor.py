@@ -36,7 +36,7 @@ from servicekit.errors import (
     Unauthenticated,
     Unavailable,
 )
-from trajectory import convert
+from trajectory import convert, outcome_convert
 from trajectory.types import Attribution, FailureKind, Phase, Slot, ToolCall, ToolDefinition
 
 ROLLOUT_ID = "0190b5c2-0000-7000-8000-000000000001"
@@ -237,7 +237,7 @@ async def test_an_expired_lease_is_reported_and_never_run_again(suite: Suite) ->
     second = await suite.replica("b", Tools())
     await second.execute(suite.job(), 0)
     failed = await failure_told(suite)
-    assert convert.failure_from_proto(failed.failure).kind is FailureKind.EXECUTOR_LOST
+    assert outcome_convert.failure_from_proto(failed.failure).kind is FailureKind.EXECUTOR_LOST
     assert failed.failure.retryable
     assert suite.sandboxes.made == []
 
@@ -286,7 +286,7 @@ async def test_a_crash_between_commit_and_telling_is_told_as_lost(suite: Suite) 
     suite.clock.now += 16
     await second.execute(suite.job(), 0)
     failed = await failure_told(suite)
-    assert convert.failure_from_proto(failed.failure).kind is FailureKind.EXECUTOR_LOST
+    assert outcome_convert.failure_from_proto(failed.failure).kind is FailureKind.EXECUTOR_LOST
 
 
 async def test_replaying_a_request_that_ended_changes_nothing(suite: Suite) -> None:
@@ -312,7 +312,7 @@ async def test_a_sandbox_that_cannot_be_made(
 ) -> None:
     suite.sandboxes.error = error
     await (await suite.replica("a", Tools())).execute(suite.job(), 0)
-    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    failed = outcome_convert.failure_from_proto((await failure_told(suite)).failure)
     assert (failed.kind, failed.retryable) == (kind, retryable)
     assert failed.attributable is Attribution.INFRA
     assert failed.detail == error.message
@@ -324,7 +324,7 @@ async def test_a_lost_sandbox_is_told_from_a_lost_gateway(suite: Suite) -> None:
     tools.error = None
     executor = await suite.replica("a", _Failing(RolloutError(FailureKind.TOOL_GATEWAY, lost)))
     await executor.execute(suite.job(), 0)
-    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    failed = outcome_convert.failure_from_proto((await failure_told(suite)).failure)
     assert (failed.kind, failed.retryable) == (FailureKind.SANDBOX, True)
 
 
@@ -337,7 +337,7 @@ async def test_an_old_epoch_ends_the_rollout_without_a_word(suite: Suite) -> Non
 async def test_a_missing_model_names_its_path(suite: Suite) -> None:
     missing = run_spec_pb2.ModelSpec(path="missing")
     await (await suite.replica("a", Tools())).execute(suite.job(model=missing), 0)
-    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    failed = outcome_convert.failure_from_proto((await failure_told(suite)).failure)
     assert (failed.kind, failed.retryable) == (FailureKind.ENGINE, True)
     assert failed.attributable is Attribution.INFRA
     assert "'missing' cannot be opened" in failed.detail
@@ -346,7 +346,7 @@ async def test_a_missing_model_names_its_path(suite: Suite) -> None:
 async def test_an_unknown_tool_format_is_a_bad_task(suite: Suite) -> None:
     spec = run_spec_pb2.RolloutSpec(tool_format="herms")
     await (await suite.replica("a", Tools())).execute(suite.job(rollout=spec), 0)
-    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    failed = outcome_convert.failure_from_proto((await failure_told(suite)).failure)
     assert (failed.kind, failed.retryable) == (FailureKind.BAD_TASK, False)
 
 
@@ -377,7 +377,7 @@ async def test_a_missing_adapter_is_this_replica_s_trouble(suite: Suite) -> None
     adapter = request.rollout_requested.adapter
     adapter.bucket, adapter.name, adapter.sha256 = "b", "adapters/run/v1", "0" * 64
     await (await suite.replica("a", Tools())).execute(job_from_proto(request), 0)
-    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    failed = outcome_convert.failure_from_proto((await failure_told(suite)).failure)
     assert (failed.kind, failed.retryable) == (FailureKind.ENGINE, True)
     assert failed.attributable is Attribution.INFRA
 
@@ -387,7 +387,7 @@ async def test_an_unknown_tool_is_a_bad_task_and_a_gateway_that_refuses_is_not(
 ) -> None:
     spec = run_spec_pb2.RolloutSpec(tools=["abacus"])
     await (await suite.replica("a", Tools())).execute(suite.job(rollout=spec), 0)
-    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    failed = outcome_convert.failure_from_proto((await failure_told(suite)).failure)
     assert (failed.kind, failed.retryable) == (FailureKind.BAD_TASK, False)
     refused = failure_of(RolloutError(FailureKind.TOOL_GATEWAY, NotFound("no such method")))
     assert refused.attributable is Attribution.INFRA
@@ -433,7 +433,7 @@ async def test_whatever_hangs_ends_with_the_deadline(suite: Suite) -> None:
 
     executor = await suite.replica("a", Tools(), make_engine=Hanging)
     await executor.execute(job, 0)
-    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    failed = outcome_convert.failure_from_proto((await failure_told(suite)).failure)
     assert (failed.kind, failed.retryable) == (FailureKind.DEADLINE, True)
     assert failed.attributable is Attribution.INFRA
 
@@ -454,7 +454,7 @@ async def test_a_drained_rollout_is_handed_back(suite: Suite) -> None:
         await tools.reached.wait()
         assert executor.in_flight == 1
         await executor.drain(0.01)
-    failed = convert.failure_from_proto((await failure_told(suite)).failure)
+    failed = outcome_convert.failure_from_proto((await failure_told(suite)).failure)
     assert (failed.kind, failed.retryable) == (FailureKind.CANCELLED, True)
     assert executor.in_flight == 0
 

@@ -1,27 +1,20 @@
 """The seam that every grader kind fits."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
-from grader.answer.symbolic import Symbolic
 from grader.fields import Fields, nearest, shown
-from grader.sample import Graded, Sample
+from grader.instruments.all import Instruments
+from grader.results import Graded
+from grader.sample import Sample
 from grader.templates import Template, TemplateError, parse_template
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruments:
-    """What graders may use besides the sample."""
-
-    symbolic: Symbolic
 
 
 class Grader(Protocol):
     """Scores one sample."""
 
-    def grade(self, sample: Sample, instruments: Instruments) -> Graded:
-        """Return a finite value.
+    async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
+        """Return a finite value; work that takes long must not hold the event loop.
 
         Raises:
             GradingFaultError: grading could not be done.

@@ -10,9 +10,12 @@ import math
 from dataclasses import dataclass
 
 from grader.fields import Fields, shown
-from grader.kinds.base import Grader, Instruments, Kinds, nested_grader
-from grader.sample import Graded, GradingFaultError, Sample
+from grader.instruments.all import Instruments
+from grader.kinds.base import Grader, Kinds, nested_grader
+from grader.results import Graded, GradingFaultError
+from grader.sample import Sample
 from grader.templates import TemplateError, check_path, value_at
+from trajectory.types import GraderErrorKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +28,10 @@ class EfficiencyGrader:
     minimum: float | str
     """Calls that are free: a number, or the path of one in the task."""
 
-    def grade(self, sample: Sample, instruments: Instruments) -> Graded:
+    async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return the answer's value less the price of needless calls."""
-        answer = self.answer.grade(sample, instruments)
-        if answer.masked or answer.value == 0:
+        answer = await self.answer.grade(sample, instruments)
+        if not answer.counts or answer.value == 0:
             return answer
         needless = max(0.0, sample.call_count - self._free_calls(sample))
         value = answer.value * max(0.0, 1.0 - self.penalty * needless)
@@ -48,6 +51,7 @@ class EfficiencyGrader:
         if isinstance(found, bool) or not (math.isfinite(number) and number >= 0):
             raise GradingFaultError(
                 f"minimum: {self.minimum} must be a number of at least 0 in the task, found {shown(found)}",
+                kind=GraderErrorKind.REFERENCE,
                 retryable=False,
                 client=True,
             )

@@ -9,8 +9,10 @@ of all turns. With target 200, alpha 0.001 and 500 characters a right answer is 
 from dataclasses import dataclass
 
 from grader.fields import Fields
-from grader.kinds.base import Grader, Instruments, Kinds, nested_grader
-from grader.sample import Graded, Sample
+from grader.instruments.all import Instruments
+from grader.kinds.base import Grader, Kinds, nested_grader
+from grader.results import Graded
+from grader.sample import Sample
 
 UNITS = ("characters", "policy_tokens")
 
@@ -25,10 +27,10 @@ class LengthGrader:
     alpha: float
     """Per unit above the target."""
 
-    def grade(self, sample: Sample, instruments: Instruments) -> Graded:
+    async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return the answer's value less the price of needless length."""
-        answer = self.answer.grade(sample, instruments)
-        if answer.masked or answer.value == 0:
+        answer = await self.answer.grade(sample, instruments)
+        if not answer.counts or answer.value == 0:
             return answer
         length = len(sample.output_text) if self.unit == "characters" else sample.policy_token_count
         value = answer.value * max(0.0, 1.0 - self.alpha * max(0.0, length - self.target))

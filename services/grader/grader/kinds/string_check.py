@@ -8,8 +8,10 @@ eq and ne compare exactly; like and ilike look for the reference inside the inpu
 from dataclasses import dataclass
 
 from grader.fields import Fields
-from grader.kinds.base import Instruments, Kinds, template_field
-from grader.sample import Graded, Sample
+from grader.instruments.all import Instruments
+from grader.kinds.base import Kinds, template_field
+from grader.results import Graded
+from grader.sample import Sample
 from grader.templates import Template
 from trajectory.types import OutcomeKind
 
@@ -24,7 +26,7 @@ class StringCheckGrader:
     reference: Template
     operation: str
 
-    def grade(self, sample: Sample, instruments: Instruments) -> Graded:
+    async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return 1 if the operation holds, else 0."""
         given, wanted = self.input.render(sample), self.reference.render(sample)
         holds = {

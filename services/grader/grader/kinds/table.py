@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
-from grader.kinds import answer, efficiency, length, string_check
+from grader.kinds import answer, efficiency, length, multi, string_check
 from grader.kinds.base import ParseGrader
 
 KINDS: Mapping[str, ParseGrader] = {
     "answer": answer.parse,
     "efficiency": efficiency.parse,
     "length": length.parse,
+    "multi": multi.parse,
     "string_check": string_check.parse,
 }
 """Add a kind by one file beside these and one line here."""

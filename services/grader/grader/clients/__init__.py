@@ -1,0 +1,1 @@
+"""What the grader asks of other services and of people's own endpoints, one file each."""

@@ -1,0 +1,48 @@
+"""Asks the graders of a combination, all at once, and keeps what each found or why it could not."""
+
+import asyncio
+import math
+
+from grader.combination import Combination, Finding, Member
+from grader.instruments.all import Instruments
+from grader.results import Graded, GradingFaultError
+from grader.sample import Sample
+from trajectory.types import GraderErrorKind
+
+
+async def gather(
+    combination: Combination, sample: Sample, instruments: Instruments
+) -> tuple[Finding, ...]:
+    """Return what each grader found, in their order.
+
+    Raises:
+        GradingFaultError: a grader that counts could not do its work; of several the first in order.
+    """
+    asked = (_ask(member, sample, instruments) for member in combination.members)
+    findings = await asyncio.gather(*asked)
+    for finding in findings:
+        if finding.error is not None and finding.member.counted:
+            raise finding.error
+    return tuple(findings)
+
+
+async def _ask(member: Member, sample: Sample, instruments: Instruments) -> Finding:
+    try:
+        graded = await member.grader.grade(sample, instruments)
+        _check(member, graded)
+    except GradingFaultError as fault:
+        return Finding(member=member, graded=None, error=fault)
+    return Finding(member=member, graded=graded)
+
+
+def _check(member: Member, graded: Graded) -> None:
+    numbers = {"": graded.value, **{f"part {k} ": v for k, v in graded.parts.items()}}
+    numbers |= {f"step {i} ": v for i, v in enumerate(graded.step_values)}
+    for where, number in numbers.items():
+        if not math.isfinite(number):
+            raise GradingFaultError(
+                f"grader {member.name} returned {where}{number}, which is not a finite number",
+                kind=GraderErrorKind.CODE,
+                retryable=False,
+                client=True,
+            )

@@ -1,18 +1,14 @@
 """Starts the grader: `python -m grader`."""
 
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 from hone.grader.v1 import grader_pb2, grader_pb2_grpc
 
 from eventbus.nats_bus import NatsBus
-from grader.answer.symbolic import SymbolicProcess
+from grader.assembly import build_desk
 from grader.clients.leases import NoLeases, SandboxLeases
 from grader.consumer import FinishedConsumer, Tries
-from grader.definition import Definitions
-from grader.desk import GradingDesk
-from grader.instruments.all import Instruments
 from grader.servicer import GraderServicer
 from grader.settings import GraderSettings
 from grader.store import JudgedStore
@@ -24,14 +20,7 @@ from servicekit.tokens import TokenMinter
 async def build(app: App[GraderSettings]) -> None:
     """Put the grader together."""
     settings = app.settings
-    symbolic = SymbolicProcess(timeout_seconds=settings.symbolic_timeout_seconds)
-
-    async def close_symbolic() -> None:
-        symbolic.close()
-
-    app.on_close(close_symbolic)
-    definitions = Definitions(package_version=version("hone-grader"))
-    desk = GradingDesk(definitions, Instruments(symbolic=symbolic))
+    desk = build_desk(settings, app.on_close)
     store = JudgedStore(settings.data_dir / "grader.sqlite")
 
     async def close_store() -> None:

@@ -1,0 +1,41 @@
+"""Puts a grading desk together from settings; the service and `hone grade` build it here.
+
+A grader that needs a service which is not there gets a stand-in that says what is missing.
+"""
+
+from collections.abc import Awaitable, Callable, Collection
+from importlib.metadata import version
+
+from grader.answer.symbolic import SymbolicProcess
+from grader.definition import Definitions
+from grader.desk import GradingDesk
+from grader.instruments.all import Instruments
+from grader.settings import GraderSettings
+from servicekit.settings import SERVICES
+
+OnClose = Callable[[Callable[[], Awaitable[None]]], object]
+"""Registers what to call at the end, last registered first."""
+
+
+def build_desk(
+    settings: GraderSettings, on_close: OnClose, *, services: Collection[str] = SERVICES
+) -> GradingDesk:
+    """Return a desk with every instrument that these settings allow; nothing connects before its first use.
+
+    Args:
+        settings: of the grader.
+        on_close: takes what must end with the desk.
+        services: names of the services that may be asked.
+    """
+    instruments = Instruments(symbolic=_symbolic(settings, on_close))
+    return GradingDesk(Definitions(package_version=version("hone-grader")), instruments)
+
+
+def _symbolic(settings: GraderSettings, on_close: OnClose) -> SymbolicProcess:
+    symbolic = SymbolicProcess(timeout_seconds=settings.symbolic_timeout_seconds)
+
+    async def close() -> None:
+        symbolic.close()
+
+    on_close(close)
+    return symbolic

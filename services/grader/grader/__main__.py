@@ -1,5 +1,6 @@
 """Starts the grader: `python -m grader`."""
 
+import random
 import time
 from pathlib import Path
 
@@ -8,7 +9,8 @@ from hone.grader.v1 import grader_pb2, grader_pb2_grpc
 from eventbus.nats_bus import NatsBus
 from grader.assembly import build_desk
 from grader.clients.leases import NoLeases, SandboxLeases
-from grader.consumer import FinishedConsumer, Tries
+from grader.consumer import FinishedConsumer
+from grader.patience import Patience
 from grader.servicer import GraderServicer
 from grader.settings import GraderSettings
 from grader.store import JudgedStore
@@ -36,9 +38,14 @@ async def build(app: App[GraderSettings]) -> None:
         store=store,
         desk=desk,
         leases=leases,
-        tries=Tries(max_tries=settings.max_grade_tries, delay_seconds=settings.retry_delay_seconds),
+        patience=Patience(
+            seconds=settings.grade_patience_seconds,
+            min_tries=settings.max_grade_tries,
+            first_delay_seconds=settings.retry_delay_seconds,
+        ),
         tracer=app.tracer,
         clock=time.time,
+        rng=random.Random(),
     )
     grader_pb2_grpc.add_GraderServiceServicer_to_server(GraderServicer(desk), app.server)
     app.add_service(grader_pb2.DESCRIPTOR.services_by_name["GraderService"].full_name)

@@ -2,13 +2,16 @@
 
 A late attempt is graded like any other; the learner decides what counts. The judgement is written before it is told
 (see `store`), and its event id is derived, so neither a redelivery nor a crash in between can tell it twice.
+
+What a grader needs may be away for a while: the event then goes back to the log with a growing delay, so that other
+rollouts are graded meanwhile, and ends in rollout.failed only after the patience of `patience`.
 """
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Protocol
 
 from hone.events.v1 import events_pb2
@@ -22,13 +25,13 @@ from grader.convert import record_from_proto, verdict_to_event
 from grader.desk import GradingDesk, Verdict
 from grader.grading import failure_of
 from grader.instruments.boxes import Origin
+from grader.patience import Fault, Patience, fault_of
 from grader.results import GradingFaultError
 from grader.store import Judged, JudgedStore
 from servicekit import attributes
 from servicekit.errors import HoneError
 from trajectory.types import (
     SHARED_ISOLATION,
-    GraderErrorKind,
     Masked,
     OutcomeKind,
     RolloutRecord,
@@ -49,18 +52,13 @@ class Leases(Protocol):
         """Keep one sandbox alive inside the block."""
         ...
 
+    async def keep(self, sandbox_id: str, rollout_id: str, epoch: int, seconds: float) -> None:
+        """Keep one sandbox alive for a while, until grading begins again."""
+        ...
+
     async def pollution(self, sandbox_id: str, rollout_id: str, epoch: int) -> str:
         """Say why a rollout's shared environment makes its result worthless; empty if it does not."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tries:
-    """How often a record is graded again after a fault of ours."""
-
-    max_tries: int
-    delay_seconds: float
-    """Times the number of tries so far."""
 
 
 class FinishedConsumer:
@@ -73,18 +71,20 @@ class FinishedConsumer:
         store: JudgedStore,
         desk: GradingDesk,
         leases: Leases,
-        tries: Tries,
+        patience: Patience,
         tracer: trace.Tracer,
         clock: Callable[[], float],
+        rng: random.Random,
     ) -> None:
         """Consume nothing yet."""
         self._bus = bus
         self._store = store
         self._desk = desk
         self._leases = leases
-        self._tries = tries
+        self._patience = patience
         self._tracer = tracer
         self._clock = clock
+        self._rng = rng
 
     async def run(self, stop: asyncio.Event, *, max_in_flight: int) -> None:
         """Tell what an earlier process left untold, then judge until told to stop."""
@@ -150,32 +150,51 @@ class FinishedConsumer:
         )
 
     async def _verdict(self, delivery: Delivery) -> Verdict:
-        """Grade, or decide that grading cannot be done."""
+        """Grade, or decide that grading cannot be done.
+
+        Raises:
+            RetryLater: it cannot be done yet.
+        """
         envelope = delivery.envelope
+        record: RolloutRecord | None = None
         grader_json = ""
         try:
             message = await self._record(envelope.rollout_finished)
             grader_json = message.grader_json
             record = record_from_proto(message)
-            async with self._leases.held(record.sandbox_id, envelope.rollout_id, envelope.epoch):
-                origin = Origin(
-                    rollout_id=envelope.rollout_id,
-                    run_id=envelope.run_id,
-                    epoch=envelope.epoch,
-                    sandbox_id=record.sandbox_id,
-                )
-                verdict = await self._desk.judge(record, grader_json, origin)
-                return await self._unless_polluted(verdict, record, envelope)
+            return await self._judged(record, grader_json, envelope)
         # Whatever breaks in grading must end in an outcome: the slot waits for exactly one.
         except Exception as err:
-            fault = _fault_of(err)
+            fault = fault_of(err)
             if not isinstance(err, GradingFaultError | HoneError):
                 _LOG.exception("grading broke", extra={"rollout_id": envelope.rollout_id})
-        if delivery.delivery_count < self._tries.max_tries:
-            delay = self._tries.delay_seconds * delivery.delivery_count
-            raise RetryLater(delay, reason=fault.detail) from fault
+        await self._wait(fault, delivery, record)
         version = self._desk.version_of(grader_json)
-        return Verdict(outcome=failure_of(fault), grader_version=version)
+        return Verdict(outcome=failure_of(fault.error), grader_version=version)
+
+    async def _judged(
+        self, record: RolloutRecord, grader_json: str, envelope: events_pb2.Envelope
+    ) -> Verdict:
+        async with self._leases.held(record.sandbox_id, envelope.rollout_id, envelope.epoch):
+            origin = Origin(
+                rollout_id=envelope.rollout_id,
+                run_id=envelope.run_id,
+                epoch=envelope.epoch,
+                sandbox_id=record.sandbox_id,
+            )
+            verdict = await self._desk.judge(record, grader_json, origin)
+            return await self._unless_polluted(verdict, record, envelope)
+
+    async def _wait(self, fault: Fault, delivery: Delivery, record: RolloutRecord | None) -> None:
+        """Give the event back if trying again may help; the agent's sandbox lives until then."""
+        envelope = delivery.envelope
+        waited = self._clock() - envelope.create_time.ToMicroseconds() / 1e6
+        delay = self._patience.delay_seconds(fault, delivery.delivery_count, waited, self._rng)
+        if delay is None:
+            return
+        if record is not None and record.sandbox_id:
+            await self._leases.keep(record.sandbox_id, envelope.rollout_id, envelope.epoch, delay)
+        raise RetryLater(delay, reason=fault.error.detail) from fault.error
 
     async def _unless_polluted(
         self, verdict: Verdict, record: RolloutRecord, envelope: events_pb2.Envelope
@@ -223,13 +242,6 @@ class FinishedConsumer:
     async def _tell(self, judged: Judged) -> None:
         await self._bus.publish(events_pb2.Envelope.FromString(judged.event))
         await asyncio.to_thread(self._store.mark_published, judged.finished_event_id)
-
-
-def _fault_of(err: Exception) -> GradingFaultError:
-    if isinstance(err, GradingFaultError):
-        return err
-    detail = err.message if isinstance(err, HoneError) else f"{type(err).__name__}: {err}"
-    return GradingFaultError(detail, kind=GraderErrorKind.INTERNAL, retryable=True, client=False)
 
 
 def _trace_parent() -> str:

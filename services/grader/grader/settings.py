@@ -13,10 +13,13 @@ class GraderSettings(ServiceSettings):
 
     max_in_flight: int = Field(default=16, ge=1, le=1024)
     """Rollouts that are graded at once in this process."""
+    grade_patience_seconds: float = Field(default=600.0, ge=0, le=14400)
+    """How long a record is graded again while something that it needs is away, since its rollout.finished was told;
+    then rollout.failed of kind grader is told. The log redelivers an event 1,000 times."""
     max_grade_tries: int = Field(default=5, ge=1)
-    """Tries of one record before rollout.failed of kind grader is told."""
+    """Tries that a record gets even past its patience, and all that it gets where grading itself breaks."""
     retry_delay_seconds: float = Field(default=2.0, gt=0)
-    """Before a record is graded again after a fault of ours; times the number of tries so far."""
+    """Before a record is graded again the first time; doubles with each try, up to 30 s."""
     symbolic_timeout_seconds: float = Field(default=3.0, gt=0, le=60)
     """For one comparison of formulas; then the answer counts as not readable."""
     lease_renew_seconds: float = Field(default=15.0, gt=0)

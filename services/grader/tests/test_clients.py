@@ -87,6 +87,16 @@ async def test_quick_grading_renews_nothing(sandbox: tuple[RecordingSandbox, str
     assert servicer.renewed == []
 
 
+async def test_a_wait_is_covered_by_one_renewal(
+    sandbox: tuple[RecordingSandbox, str],
+) -> None:
+    servicer, address = sandbox
+    leases = _leases(address, 60)
+    await leases.keep("sbx_1", "r1", 7, 30.0)
+    await leases.close()
+    assert servicer.renewed == [("sbx_1", "r1", 90, "token r1 7")]
+
+
 @pytest.mark.parametrize(("polluted", "said"), [(True, "polluted"), (False, "")])
 async def test_a_shared_environment_is_asked_about(
     sandbox: tuple[RecordingSandbox, str], polluted: bool, said: str

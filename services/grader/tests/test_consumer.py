@@ -1,6 +1,7 @@
 """The consumer on the in-process bus: one judgement per attempt, whatever is replayed or breaks."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,9 +20,10 @@ from eventbus.bus import Delivery
 from eventbus.envelope import new_envelope
 from eventbus.memory_bus import MemoryBus
 from grader.clients.leases import NoLeases
-from grader.consumer import FinishedConsumer, Tries
+from grader.consumer import FinishedConsumer
 from grader.desk import GradingDesk, Verdict
 from grader.instruments.boxes import Origin
+from grader.patience import Patience
 from grader.results import GradingFaultError
 from grader.store import JudgedStore
 from servicekit.errors import HoneError, ResourceExhausted, Unavailable
@@ -30,20 +32,43 @@ from trajectory.types import GraderErrorKind, RolloutRecord
 
 MakeRecord = Callable[..., RolloutRecord]
 ROLLOUT_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+OTHER_ROLLOUT_ID = "0190b5c2-0000-7000-8000-0000000000ff"
 RUN_ID = "run_x"
 
 
-class FaultyDesk:
-    """Fails a number of times before it grades."""
+IMPATIENT = Patience(seconds=0, min_tries=3, first_delay_seconds=0.001)
 
-    def __init__(self, desk: GradingDesk, fault: Exception, times: int) -> None:
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FaultyDesk:
+    """Fails a number of times before it grades; each try takes a while."""
+
+    def __init__(
+        self,
+        desk: GradingDesk,
+        fault: Exception,
+        times: int,
+        clock: Clock | None = None,
+        seconds: float = 0.0,
+    ) -> None:
         self.desk, self.fault, self.left = desk, fault, times
+        self.clock, self.seconds = clock or Clock(), seconds
         self.judged = 0
 
     async def judge(
         self, record: RolloutRecord, grader_json: str, origin: Origin | None = None
     ) -> Verdict:
         self.judged += 1
+        self.clock.now += self.seconds
         if self.left:
             self.left -= 1
             raise self.fault
@@ -56,6 +81,7 @@ class FaultyDesk:
 class RecordingLeases(NoLeases):
     def __init__(self, *answers: str | HoneError) -> None:
         self.asked: list[tuple[str, str, int]] = []
+        self.kept: list[tuple[str, str, int, float]] = []
         self.answers = list(answers)
         """What is said of the environment, one after the other."""
 
@@ -63,6 +89,9 @@ class RecordingLeases(NoLeases):
     async def held(self, sandbox_id: str, rollout_id: str, epoch: int) -> AsyncIterator[None]:
         self.asked.append((sandbox_id, rollout_id, epoch))
         yield
+
+    async def keep(self, sandbox_id: str, rollout_id: str, epoch: int, seconds: float) -> None:
+        self.kept.append((sandbox_id, rollout_id, epoch, seconds))
 
     async def pollution(self, sandbox_id: str, rollout_id: str, epoch: int) -> str:
         answer = self.answers.pop(0)
@@ -115,9 +144,10 @@ def make_consumer(desk: GradingDesk, store: JudgedStore, tracer: trace.Tracer) -
             "store": store,
             "desk": desk,
             "leases": NoLeases(),
-            "tries": Tries(max_tries=3, delay_seconds=0.001),
+            "patience": IMPATIENT,
             "tracer": tracer,
             "clock": lambda: 2.0,
+            "rng": random.Random(0),
         }
         return FinishedConsumer(bus=bus, **{**defaults, **parts})  # type: ignore[arg-type]
 
@@ -125,11 +155,11 @@ def make_consumer(desk: GradingDesk, store: JudgedStore, tracer: trace.Tracer) -
 
 
 async def _judgements(
-    bus: MemoryBus, consumer: FinishedConsumer, wanted: int = 1
+    bus: MemoryBus, consumer: FinishedConsumer, wanted: int = 1, max_in_flight: int = 4
 ) -> list[events_pb2.Envelope]:
     """Run the consumer until the log holds that many judgements."""
     stop = asyncio.Event()
-    running = asyncio.create_task(consumer.run(stop, max_in_flight=4))
+    running = asyncio.create_task(consumer.run(stop, max_in_flight=max_in_flight))
     found: list[events_pb2.Envelope] = []
     async with asyncio.timeout(10):
         reading = bus.read(["reward_assigned", "rollout_failed"], follow=True, stop=stop)
@@ -313,6 +343,101 @@ async def test_fault_that_stays_becomes_a_failure(
     assert told.rollout_failed.failure.kind == outcome_pb2.FAILURE_KIND_GRADER
     assert "away" in told.rollout_failed.failure.detail
     assert faulty.judged == 3
+
+
+AWAY = GradingFaultError(
+    "the endpoint is away", kind=GraderErrorKind.SERVER, retryable=True, client=False
+)
+
+
+async def test_an_outage_is_waited_for_beyond_the_tries_of_a_defect(
+    make_consumer: MakeConsumer, make_record: MakeRecord, desk: GradingDesk
+) -> None:
+    bus, clock = MemoryBus(), Clock()
+    faulty = FaultyDesk(desk, AWAY, 9, clock, seconds=60)
+    patient = replace(IMPATIENT, seconds=600)
+    await bus.publish(_finished(_inline(make_record())))
+    consumer = make_consumer(bus, desk=faulty, patience=patient, clock=clock)
+    (told,) = await _judgements(bus, consumer)
+    assert told.reward_assigned.scored.score == 1.0
+    assert faulty.judged == 10
+
+
+async def test_an_outage_past_the_patience_ends_in_its_typed_failure(
+    make_consumer: MakeConsumer, make_record: MakeRecord, desk: GradingDesk
+) -> None:
+    bus, clock = MemoryBus(), Clock()
+    faulty = FaultyDesk(desk, AWAY, 99, clock, seconds=60)
+    patient = replace(IMPATIENT, seconds=600)
+    await bus.publish(_finished(_inline(make_record())))
+    consumer = make_consumer(bus, desk=faulty, patience=patient, clock=clock)
+    (told,) = await _judgements(bus, consumer)
+    failure = told.rollout_failed.failure
+    assert failure.kind == outcome_pb2.FAILURE_KIND_GRADER
+    assert failure.grader_error_kind == outcome_pb2.GRADER_ERROR_KIND_SERVER
+    assert (failure.retryable, failure.attributable) == (True, outcome_pb2.ATTRIBUTION_INFRA)
+    assert faulty.judged == 10
+
+
+async def test_a_record_that_comes_late_still_gets_its_tries(
+    make_consumer: MakeConsumer, make_record: MakeRecord, desk: GradingDesk
+) -> None:
+    bus, clock = MemoryBus(), Clock()
+    clock.now = 1e6
+    faulty = FaultyDesk(desk, AWAY, 2, clock)
+    await bus.publish(_finished(_inline(make_record())))
+    consumer = make_consumer(
+        bus, desk=faulty, patience=replace(IMPATIENT, seconds=600), clock=clock
+    )
+    (told,) = await _judgements(bus, consumer)
+    assert told.reward_assigned.scored.score == 1.0
+
+
+async def test_a_fault_that_no_try_can_mend_ends_at_once(
+    make_consumer: MakeConsumer, make_record: MakeRecord, desk: GradingDesk
+) -> None:
+    bus = MemoryBus()
+    fault = GradingFaultError(
+        "no such endpoint", kind=GraderErrorKind.SERVER, retryable=False, client=True
+    )
+    faulty = FaultyDesk(desk, fault, 99)
+    await bus.publish(_finished(_inline(make_record())))
+    (told,) = await _judgements(bus, make_consumer(bus, desk=faulty))
+    failure = told.rollout_failed.failure
+    assert (failure.retryable, failure.attributable) == (False, outcome_pb2.ATTRIBUTION_CLIENT)
+    assert faulty.judged == 1
+
+
+async def test_a_record_that_waits_for_an_outage_holds_up_no_other(
+    make_consumer: MakeConsumer, make_record: MakeRecord, desk: GradingDesk
+) -> None:
+    bus = MemoryBus()
+    away = FaultyDesk(desk, AWAY, 1)
+    patient = Patience(seconds=600, min_tries=1, first_delay_seconds=3600)
+    other = new_envelope(
+        _inline(make_record()),
+        source="rollout",
+        run_id=RUN_ID,
+        rollout_id=OTHER_ROLLOUT_ID,
+        clock=lambda: 1.0,
+    )
+    await bus.publish(_finished(_inline(make_record())))
+    await bus.publish(other)
+    consumer = make_consumer(bus, desk=away, patience=patient)
+    (told,) = await _judgements(bus, consumer, max_in_flight=1)
+    assert told.rollout_id == OTHER_ROLLOUT_ID
+
+
+async def test_the_agents_sandbox_outlives_the_wait_for_an_outage(
+    make_consumer: MakeConsumer, make_record: MakeRecord, desk: GradingDesk
+) -> None:
+    bus, leases = MemoryBus(), RecordingLeases()
+    record = replace(make_record(), sandbox_id="sbx_1", sandbox_isolation="ns-root")
+    await bus.publish(_finished(_inline(record)))
+    await _judgements(bus, make_consumer(bus, desk=FaultyDesk(desk, AWAY, 1), leases=leases))
+    ((sandbox_id, rollout_id, epoch, seconds),) = leases.kept
+    assert (sandbox_id, rollout_id, epoch) == ("sbx_1", ROLLOUT_ID, 3)
+    assert 0 < seconds <= IMPATIENT.first_delay_seconds
 
 
 async def test_bad_definition_is_the_clients_failure_at_once(

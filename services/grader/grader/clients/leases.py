@@ -97,29 +97,38 @@ class SandboxLeases:
         )
         return stub
 
+    async def keep(self, sandbox_id: str, rollout_id: str, epoch: int, seconds: float) -> None:
+        """Keep a sandbox alive for a while and for one lease beyond it, in which grading can begin again."""
+        await self._extend(sandbox_id, rollout_id, epoch, seconds + self._lease_seconds)
+
     async def _renew(self, sandbox_id: str, rollout_id: str, epoch: int) -> None:
         while True:
             await asyncio.sleep(self._renew_seconds)
-            request = sandbox_pb2.ExtendLifetimeRequest(
-                sandbox_id=sandbox_id,
-                rollout_id=rollout_id,
-                idle_timeout=duration_to_proto(self._lease_seconds),
+            await self._extend(sandbox_id, rollout_id, epoch, self._lease_seconds)
+
+    async def _extend(
+        self, sandbox_id: str, rollout_id: str, epoch: int, lease_seconds: float
+    ) -> None:
+        request = sandbox_pb2.ExtendLifetimeRequest(
+            sandbox_id=sandbox_id,
+            rollout_id=rollout_id,
+            idle_timeout=duration_to_proto(lease_seconds),
+        )
+        token = self._mint(rollout_id, epoch)
+        try:
+            await self._stub().ExtendLifetime(
+                request, metadata=((TOKEN_METADATA_KEY, token),), timeout=self._renew_seconds
             )
-            token = self._mint(rollout_id, epoch)
-            try:
-                await self._stub().ExtendLifetime(
-                    request, metadata=((TOKEN_METADATA_KEY, token),), timeout=self._renew_seconds
-                )
-            except HoneError as err:
-                # Graders of answers do not need the box; one that does fails by itself and says so.
-                _LOG.warning(
-                    "lease could not be renewed",
-                    extra={
-                        "sandbox_id": sandbox_id,
-                        "rollout_id": rollout_id,
-                        "error": err.message,
-                    },
-                )
+        except HoneError as err:
+            # Graders of answers do not need the box; one that does fails by itself and says so.
+            _LOG.warning(
+                "lease could not be renewed",
+                extra={
+                    "sandbox_id": sandbox_id,
+                    "rollout_id": rollout_id,
+                    "error": err.message,
+                },
+            )
 
 
 class NoLeases:
@@ -129,6 +138,9 @@ class NoLeases:
     async def held(self, sandbox_id: str, rollout_id: str, epoch: int) -> AsyncIterator[None]:
         """Do nothing around the block."""
         yield
+
+    async def keep(self, sandbox_id: str, rollout_id: str, epoch: int, seconds: float) -> None:
+        """Do nothing."""
 
     async def pollution(self, sandbox_id: str, rollout_id: str, epoch: int) -> str:
         """Say that nobody can say it: the sandbox service answers no call without a token."""

@@ -38,11 +38,16 @@ class Bounds:
     source_high: float
     """For affine: the range that is mapped onto [low, high]."""
 
+    def mapped(self, score: float) -> float:
+        """Return the score as the rule maps it, before it is held in the range."""
+        if self.rule != "affine":
+            return score
+        share = (score - self.source_low) / (self.source_high - self.source_low)
+        return self.low + share * (self.high - self.low)
+
     def apply(self, score: float) -> float | None:
         """Return the score inside the range; None if the rule refuses it."""
-        if self.rule == "affine":
-            share = (score - self.source_low) / (self.source_high - self.source_low)
-            score = self.low + share * (self.high - self.low)
+        score = self.mapped(score)
         if self.rule == "refuse" and not self.low <= score <= self.high:
             return None
         return min(self.high, max(self.low, score))

@@ -1,0 +1,1 @@
+"""Reports over graded rows: pure, no transport."""

@@ -1,0 +1,1 @@
+"""Model judging: asks a judge and reads its verdict."""

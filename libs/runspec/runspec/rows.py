@@ -27,20 +27,23 @@ class SftRow:
 
 
 @dataclass(slots=True)
-class _Errors:
+class RowProblems:
     """Gathers problems until there are enough to stop."""
 
     source: str
     found: list[RowError] = field(default_factory=list)
 
     def add(self, line: int, name: str, message: str) -> None:
+        """Notes a problem of a line's field."""
         self.found.append(RowError(line=line, field=name, message=message))
 
     @property
     def full(self) -> bool:
+        """Whether there are enough."""
         return len(self.found) >= _MAX_ERRORS
 
     def raise_if_any(self) -> None:
+        """Raises RowErrors with what was found, if anything was."""
         if self.found:
             raise RowErrors(self.source, self.found[:_MAX_ERRORS], more=self.full)
 
@@ -56,13 +59,13 @@ def parse_tasks(data: bytes, *, source: str, required: set[str] | frozenset[str]
     Raises:
         RowErrors: the first 20 problems.
     """
-    errors = _Errors(source)
+    errors = RowProblems(source)
     tasks: list[Task] = []
     lines_by_id: dict[str, int] = {}
     for row in read_rows(data, source):
         if errors.full:
             break
-        task = _read_task(row, required, errors)
+        task = read_task(row, required, errors)
         if task is None:
             continue
         first = lines_by_id.setdefault(task.task_id, row.line)
@@ -82,7 +85,7 @@ def parse_sft_rows(data: bytes, *, source: str) -> list[SftRow]:
     Raises:
         RowErrors: the first 20 problems.
     """
-    errors = _Errors(source)
+    errors = RowProblems(source)
     rows: list[SftRow] = []
     for row in read_rows(data, source):
         if errors.full:
@@ -94,7 +97,8 @@ def parse_sft_rows(data: bytes, *, source: str) -> list[SftRow]:
     return rows
 
 
-def _read_task(row: Row, required: set[str] | frozenset[str], errors: _Errors) -> Task | None:
+def read_task(row: Row, required: set[str] | frozenset[str], errors: RowProblems) -> Task | None:
+    """Reads one task row; problems are noted, and the row that has one is None."""
     before = len(errors.found)
     if row.error:
         errors.add(row.line, "", row.error)
@@ -118,7 +122,7 @@ def _read_task(row: Row, required: set[str] | frozenset[str], errors: _Errors) -
     return Task(task_id=stable_id, messages=messages, reference=reference)
 
 
-def _prompt_key(row: Row, errors: _Errors) -> str | None:
+def _prompt_key(row: Row, errors: RowProblems) -> str | None:
     keys = [key for key in _PROMPT_KEYS if row.value.get(key) is not None]
     if len(keys) == 1:
         return keys[0]
@@ -132,7 +136,7 @@ def _prompt_key(row: Row, errors: _Errors) -> str | None:
     return None
 
 
-def _read_prompt(row: Row, key: str, errors: _Errors) -> tuple[ChatMessage, ...]:
+def _read_prompt(row: Row, key: str, errors: RowProblems) -> tuple[ChatMessage, ...]:
     value = row.value[key]
     if key == "prompt" and isinstance(value, str):
         if not value.strip():
@@ -141,7 +145,9 @@ def _read_prompt(row: Row, key: str, errors: _Errors) -> tuple[ChatMessage, ...]
     return read_messages(value, key, lambda name, message: errors.add(row.line, name, message))
 
 
-def _check_reference(row: Row, reference: Mapping[str, object], name: str, errors: _Errors) -> None:
+def _check_reference(
+    row: Row, reference: Mapping[str, object], name: str, errors: RowProblems
+) -> None:
     value: object = reference
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -164,7 +170,7 @@ def _content_id(value: Mapping[str, object]) -> str:
     return f"task_{hashlib.sha256(canonical.encode()).hexdigest()[:16]}"
 
 
-def _read_sft(row: Row, errors: _Errors) -> SftRow | None:
+def _read_sft(row: Row, errors: RowProblems) -> SftRow | None:
     before = len(errors.found)
     if row.error:
         errors.add(row.line, "", row.error)
@@ -193,7 +199,7 @@ def _read_sft(row: Row, errors: _Errors) -> SftRow | None:
     return SftRow(messages=messages, tools=tools) if len(errors.found) == before else None
 
 
-def _read_completion(row: Row, errors: _Errors) -> tuple[ChatMessage, ...]:
+def _read_completion(row: Row, errors: RowProblems) -> tuple[ChatMessage, ...]:
     value = row.value["completion"]
     if isinstance(value, str) and value:
         return (ChatMessage(role=Role.ASSISTANT, content=(value,)),)

@@ -3,17 +3,35 @@
 import re
 from collections.abc import Iterator, Mapping
 
-_IN_TEMPLATE = re.compile(r"\{\{\s*item\.([\w-]+(?:\.[\w-]+)*)\s*\}\}")
-_ALONE = re.compile(r"^\s*item\.([\w-]+(?:\.[\w-]+)*)\s*$")
+_FIELD = r"[\w-]+(?:\.[\w-]+|\[-?\d{1,9}\])*"
+_IN_TEMPLATE = re.compile(rf"\{{\{{\s*item\.({_FIELD})\s*\}}\}}")
+_ALONE = re.compile(rf"\s*item\.({_FIELD})\s*")
+_STEP = re.compile(r"([\w-]+)|\[(-?\d+)\]")
 
 
 def required_fields(grader: Mapping[str, object] | None) -> set[str]:
-    """Dotted names of the row fields that the grader names, for example answer or extra_info.index."""
+    """Names of the row fields that the grader reads, for example answer, extra_info.index or calls[0].name."""
     found: set[str] = set()
     for text in _texts(grader):
         found.update(_IN_TEMPLATE.findall(text))
-        found.update(_ALONE.findall(text))
+        alone = _ALONE.fullmatch(text)
+        if alone:
+            found.add(alone.group(1))
     return found
+
+
+def field_value(row: Mapping[str, object], name: str) -> object:
+    """Return what a name of `required_fields` stands for in a row; None if the row does not have it."""
+    value: object = row
+    for step in _STEP.finditer(name):
+        key, index = step.groups()
+        if index is None:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        elif isinstance(value, list) and -len(value) <= int(index) < len(value):
+            value = value[int(index)]
+        else:
+            return None
+    return value
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -6,9 +6,11 @@ A task row is {"messages": [... the last from user], "id": optional, any referen
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from runspec.graderfields import field_value
 from runspec.jsonl import Row, read_rows
 from runspec.messages import read_messages, read_tools
 from runspec.problems import RowError, RowErrors, described, nearest
@@ -148,12 +150,10 @@ def _read_prompt(row: Row, key: str, errors: RowProblems) -> tuple[ChatMessage, 
 def _check_reference(
     row: Row, reference: Mapping[str, object], name: str, errors: RowProblems
 ) -> None:
-    value: object = reference
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = field_value(reference, name)
     if value is not None and value != "":
         return
-    top = name.split(".")[0]
+    top = re.split(r"[.\[]", name)[0]
     meant = nearest(top, reference) if top not in reference else None
     hint = f"; did you mean {meant}?" if meant else ""
     fields = ", ".join(reference) or "none"

@@ -1,10 +1,10 @@
 """One attempt as graders see it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from grader.jsonvalues import read_json
 from trajectory.types import OutcomeKind, Role, RolloutRecord, StopReason, ToolCallRecord
 
 CUT_OFF = frozenset(
@@ -56,10 +56,10 @@ class Sample:
 
     @cached_property
     def output_json(self) -> object:
-        """The last message read as JSON; None if it is none."""
+        """The last message read as JSON; None if it is none, or larger or deeper than is read."""
         try:
-            return json.loads(self.output_text)
-        except (ValueError, RecursionError):
+            return read_json(self.output_text)
+        except ValueError:
             return None
 
     @cached_property

@@ -9,6 +9,9 @@ from grader.results import Graded
 from grader.sample import Sample
 from grader.templates import Template, TemplateError, parse_template
 
+MAX_DEPTH = 16
+"""Graders inside graders."""
+
 
 class Grader(Protocol):
     """Scores one sample."""
@@ -37,9 +40,15 @@ ParseGrader = Callable[[Fields, Kinds], Grader | None]
 class KindTable:
     """Parses definitions by an explicit table of kinds."""
 
-    def __init__(self, parsers: Mapping[str, ParseGrader]) -> None:
-        """Use the given kinds."""
+    def __init__(self, parsers: Mapping[str, ParseGrader], *, depth: int = 1) -> None:
+        """Use the given kinds.
+
+        Args:
+            parsers: by the type that names them.
+            depth: of the graders that this table parses; those inside them lie one deeper.
+        """
         self._parsers = parsers
+        self._depth = depth
 
     def parse(self, fields: Fields) -> Grader | None:
         """Parse an object with a `type`; report problems and return None if it is not sound."""
@@ -53,7 +62,12 @@ class KindTable:
             hint = nearest(kind if isinstance(kind, str) else "", list(self._parsers))
             fields.problems.add(fields.at("type"), f"{found}; {hint}")
             return None
-        return parser(fields, self)
+        if self._depth > MAX_DEPTH:
+            fields.problems.add(
+                fields.path, f"lies {self._depth} graders deep, at most {MAX_DEPTH} are allowed"
+            )
+            return None
+        return parser(fields, KindTable(self._parsers, depth=self._depth + 1))
 
 
 def template_field(fields: Fields, key: str, default: str | None = None) -> Template:
@@ -64,6 +78,15 @@ def template_field(fields: Fields, key: str, default: str | None = None) -> Temp
     except TemplateError as err:
         fields.problems.add(fields.at(key), str(err))
         return Template(source=text, pieces=(text,))
+
+
+def lacking(sample: Sample, *templates: Template) -> Graded | None:
+    """Return the finding for a response that lacks what a template names: 0 and why; None if it lacks nothing."""
+    for template in templates:
+        lack = template.lack(sample)
+        if lack is not None:
+            return Graded(value=0.0, kind=sample.shortfall(lack.kind), explanation=lack.detail)
+    return None
 
 
 def nested_grader(fields: Fields, key: str, kinds: Kinds) -> Grader | None:

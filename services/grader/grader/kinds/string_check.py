@@ -2,14 +2,16 @@
 
     {"type": "string_check", "input": "{{sample.output_text}}", "reference": "{{item.label}}", "operation": "eq"}
 
-eq and ne compare exactly; like and ilike look for the reference inside the input, ilike without case.
+eq and ne compare exactly; like and ilike look for the reference inside the input, ilike without case. A response that
+lacks what a template names scores 0 whatever the operation.
 """
 
+import asyncio
 from dataclasses import dataclass
 
 from grader.fields import Fields
 from grader.instruments.all import Instruments
-from grader.kinds.base import Kinds, template_field
+from grader.kinds.base import Kinds, lacking, template_field
 from grader.results import Graded
 from grader.sample import Sample
 from grader.templates import Template
@@ -28,6 +30,12 @@ class StringCheckGrader:
 
     async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return 1 if the operation holds, else 0."""
+        return await asyncio.to_thread(self._grade, sample)
+
+    def _grade(self, sample: Sample) -> Graded:
+        lack = lacking(sample, self.input, self.reference)
+        if lack is not None:
+            return lack
         given, wanted = self.input.render(sample), self.reference.render(sample)
         holds = {
             "eq": given == wanted,

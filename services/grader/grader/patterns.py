@@ -1,0 +1,111 @@
+"""Regular expressions of definitions: searched within a time limit, so that none can hang the grader.
+
+By the package `regex`, which releases the interpreter while it searches. Fixed repeats are limited, because it unfolds
+them when it compiles: `(?:(?:[ab]{1000}){1000}){1000}` would take all memory.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import regex  # type: ignore[import-untyped]  # regex ships no types
+
+from grader.fields import Fields
+from grader.results import GradingFaultError
+from trajectory.types import GraderErrorKind
+
+MAX_CHARACTERS = 2000
+MAX_REPEATS = 10_000
+"""All fixed repeats of a pattern, multiplied."""
+TIMEOUT_SECONDS = 1.0
+"""For one search."""
+
+_FIXED_REPEAT = re.compile(r"\{\s*(\d+)")
+
+
+class PatternError(ValueError):
+    """The text is no regular expression, or one that is too large."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """A checked regular expression."""
+
+    source: str
+    compiled: "regex.Pattern[str]"
+
+    def search(self, text: str) -> bool:
+        """Whether a part of the text matches.
+
+        Raises:
+            GradingFaultError: the search took longer than the limit, kind timeout.
+        """
+        with self._limited():
+            found = self.compiled.search(text, timeout=TIMEOUT_SECONDS, concurrent=True)
+        return found is not None
+
+    def matches_all(self, text: str) -> bool:
+        """Whether the whole text matches.
+
+        Raises:
+            GradingFaultError: the search took longer than the limit, kind timeout.
+        """
+        with self._limited():
+            found = self.compiled.fullmatch(text, timeout=TIMEOUT_SECONDS, concurrent=True)
+        return found is not None
+
+    def found_in(self, text: str) -> list[str]:
+        """Return what matches, in order: the first group where the pattern has groups, else the whole match.
+
+        Raises:
+            GradingFaultError: the search took longer than the limit, kind timeout.
+        """
+        group = 1 if self.compiled.groups else 0
+        with self._limited():
+            found = self.compiled.finditer(text, timeout=TIMEOUT_SECONDS, concurrent=True)
+            return [match.group(group) or "" for match in found]
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as err:
+            raise GradingFaultError(
+                f"the pattern {self.source!r} searched for more than {TIMEOUT_SECONDS:g} s; "
+                "write it without repeats inside repeats, such as (a+)+",
+                kind=GraderErrorKind.TIMEOUT,
+                retryable=False,
+                client=True,
+            ) from err
+
+
+def compile_pattern(text: str) -> Pattern:
+    """Check a regular expression.
+
+    Raises:
+        PatternError: it is none, or too large.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise PatternError(f"has {len(text)} characters, at most {MAX_CHARACTERS} are allowed")
+    repeats = 1
+    for count in _FIXED_REPEAT.findall(text):
+        repeats *= max(1, int(count))
+        if repeats > MAX_REPEATS:
+            raise PatternError(
+                f"repeats {{n}} more than {MAX_REPEATS} times, all its repeats multiplied"
+            )
+    try:
+        return Pattern(source=text, compiled=regex.compile(text))
+    except (regex.error, RecursionError, ValueError) as err:
+        raise PatternError(f"is no regular expression: {err}") from err
+
+
+def pattern_field(fields: Fields, key: str) -> Pattern:
+    """Read a regular expression; what is wrong with it goes to the fields."""
+    text = fields.text(key)
+    try:
+        return compile_pattern(text)
+    except PatternError as err:
+        fields.problems.add(fields.at(key), str(err))
+        return compile_pattern("")

@@ -8,7 +8,9 @@ In a mean a grader of weight 0 is measured only; in a formula one that it does n
 the mean; a formula that needs it abstains as a whole.
 """
 
+import keyword
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -133,7 +135,8 @@ def _with_formula(
         formula = parse_formula(text, {member.name: None for member in members})
     except FormulaError as err:
         if len(members) == len(children):
-            fields.problems.add(fields.at("calculate_output"), str(err))
+            hint = _unwritable(members)
+            fields.problems.add(fields.at("calculate_output"), f"{err}{hint}")
         return Combination(members=tuple(members))
     weighed = (
         Member(
@@ -147,9 +150,20 @@ def _with_formula(
     return Combination(members=tuple(weighed), formula=formula)
 
 
+def _unwritable(members: Sequence[Member]) -> str:
+    """Return a hint where a grader has a name that no formula can write."""
+    for member in members:
+        if not member.name.isidentifier() or keyword.iskeyword(member.name):
+            return (
+                f"; a formula cannot write {member.name!r}: in it names are letters, digits and _, "
+                "do not begin with a digit, and are no words such as if or and"
+            )
+    return ""
+
+
 def _check_names(members: Sequence[Member], path: str, problems: Problems) -> None:
-    names = [member.name for member in members]
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    counts = Counter(member.name for member in members)
+    for name in sorted(name for name, count in counts.items() if count > 1):
         problems.add(path, f"the name {name!r} is used more than once; each needs its own")
 
 

@@ -13,7 +13,7 @@ clip it, map it into the range from `from` (affine), or refuse.
 
 import hashlib
 import json
-import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -126,15 +126,52 @@ def _load(text: str, problems: Problems) -> dict[str, object] | None:
     if len(text) > MAX_JSON:
         problems.add("", f"must be at most {MAX_JSON} characters, found {len(text)}")
         return None
+    doubled: list[tuple[dict[str, object], str]] = []
     try:
-        values = json.loads(text, parse_constant=_refuse_constant(problems))
+        values = json.loads(
+            text,
+            parse_constant=_refuse_constant(problems),
+            object_pairs_hook=_refuse_doubles(doubled),
+        )
     except (ValueError, RecursionError) as err:
         problems.add("", f"is not JSON: {err}; found {shown(text)}")
         return None
     if not isinstance(values, dict):
         problems.add("", f"must be a JSON object, found {shown(values)}")
         return None
+    for holder, key in doubled:
+        path = _path_of(holder, values)
+        problems.add(f"{path}.{key}" if path else key, "is there more than once; keep one")
     return values
+
+
+def _refuse_doubles(
+    doubled: list[tuple[dict[str, object], str]],
+) -> Callable[[list[tuple[str, object]]], dict[str, object]]:
+    """Note keys that an object holds twice, of which JSON would keep the last without a word."""
+
+    def collect(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            doubled.extend((values, key) for key, count in counts.items() if count > 1)
+        return values
+
+    return collect
+
+
+def _path_of(wanted: object, root: object) -> str:
+    """Return the path of an object inside another; empty for the outermost, or one that a double hides."""
+    todo: list[tuple[str, object]] = [("", root)]
+    while todo:
+        path, value = todo.pop()
+        if value is wanted:
+            return path
+        if isinstance(value, dict):
+            todo.extend((f"{path}.{key}" if path else key, held) for key, held in value.items())
+        elif isinstance(value, list):
+            todo.extend((f"{path}[{index}]", held) for index, held in enumerate(value))
+    return ""
 
 
 def _refuse_constant(problems: Problems) -> Callable[[str], float]:
@@ -146,31 +183,13 @@ def _refuse_constant(problems: Problems) -> Callable[[str], float]:
 
 
 def _bounds(fields: Fields) -> Bounds:
-    low, high = _pair(fields, "range", (0.0, 1.0))
+    low, high = fields.pair("range", (0.0, 1.0))
     rule = fields.choice("rule", RULES, "clip")
     source = (low, high)
     if fields.has("from"):
-        source = _pair(fields, "from", (low, high))
+        source = fields.pair("from", (low, high))
         if rule != "affine":
             fields.problems.add(fields.at("from"), f"is for rule affine, and the rule is {rule}")
     elif rule == "affine":
         fields.problems.add(fields.at("from"), "is required for rule affine: the range to map")
     return Bounds(low=low, high=high, rule=rule, source_low=source[0], source_high=source[1])
-
-
-def _pair(fields: Fields, key: str, default: tuple[float, float]) -> tuple[float, float]:
-    if not fields.has(key):
-        return default
-    value = fields.values[key]
-    if (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
-        and all(math.isfinite(v) for v in value)
-        and value[0] < value[1]
-    ):
-        return float(value[0]), float(value[1])
-    fields.problems.add(
-        fields.at(key), f"must be two numbers [low, high] with low < high, found {shown(value)}"
-    )
-    return default

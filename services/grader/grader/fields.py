@@ -3,11 +3,18 @@
 import difflib
 import json
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 
 from servicekit.errors import InvalidArgument
 
 _MISSING = object()
+
+
+MAX_PROBLEMS = 20
+"""Findings that are told at once; they travel in the metadata of a call."""
+MAX_PATH = 300
+MAX_TEXT = 300
 
 
 class Problems:
@@ -17,14 +24,21 @@ class Problems:
         """Start without findings."""
         self.found: dict[str, str] = {}
 
+    @property
+    def full(self) -> bool:
+        """Whether further findings would not be told."""
+        return len(self.found) >= MAX_PROBLEMS
+
     def add(self, path: str, text: str) -> None:
-        """Note a finding."""
-        self.found.setdefault(path or "$", text)
+        """Note a finding, unless there are many already."""
+        if not self.full:
+            self.found.setdefault(_cut(path, MAX_PATH) or "$", _cut(text, MAX_TEXT))
 
     def raise_if_any(self, what: str) -> None:
         """Raise InvalidArgument that names every finding, if there is one."""
         if self.found:
             listed = "; ".join(f"{path}: {text}" for path, text in self.found.items())
+            listed += "; and perhaps more" if self.full else ""
             raise InvalidArgument(
                 f"{what}: {listed}", reason="GRADER_INVALID", violations=self.found
             )
@@ -93,7 +107,7 @@ class Fields:
         """Read a finite number between `low` and `high`."""
         value = self._take(key, default)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            if math.isfinite(value) and low <= value <= high:
+            if abs(value) <= sys.float_info.max and low <= value <= high:
                 return float(value)
             limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"at least {low:g}"
             if not math.isfinite(low) and not math.isfinite(high):
@@ -102,6 +116,41 @@ class Fields:
         elif value is not _MISSING:
             self.problems.add(self.at(key), f"must be a number, found {shown(value)}")
         return default if default is not None else 0.0
+
+    def whole(self, key: str, default: int | None = None, *, low: int, high: int) -> int:
+        """Read a whole number between `low` and `high`, both included."""
+        number = self.number(key, default, low=low, high=high)
+        if number != int(number):
+            self.problems.add(self.at(key), f"must be a whole number, found {number:g}")
+        value = self.values.get(key)
+        return value if isinstance(value, int) else int(number)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Read a non-empty list of non-empty texts."""
+        value = self._take(key, None)
+        if isinstance(value, list) and value and all(isinstance(v, str) and v for v in value):
+            return tuple(value)
+        if value is not _MISSING:
+            self.problems.add(
+                self.at(key), f"must be a non-empty list of texts, found {shown(value)}"
+            )
+        return ()
+
+    def pair(self, key: str, default: tuple[float, float]) -> tuple[float, float]:
+        """Read two finite numbers [low, high] with low < high."""
+        value = self._take(key, default)
+        if (
+            isinstance(value, list | tuple)
+            and len(value) == 2
+            and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
+            and all(abs(v) <= sys.float_info.max for v in value)
+            and value[0] < value[1]
+        ):
+            return float(value[0]), float(value[1])
+        self.problems.add(
+            self.at(key), f"must be two numbers [low, high] with low < high, found {shown(value)}"
+        )
+        return default
 
     def raw(self, key: str) -> object:
         """Read any value; missing ones are reported."""
@@ -137,7 +186,7 @@ class Fields:
     def finish(self) -> None:
         """Report every key that was not read."""
         for key in self.values:
-            if key not in self._taken:
+            if key not in self._taken and not self.problems.full:
                 hint = nearest(key, self._taken)
                 self.problems.add(self.at(key), f"unknown key {key!r}; {hint}")
 
@@ -149,3 +198,7 @@ class Fields:
             return default
         self.problems.add(self.at(key), "is required")
         return _MISSING
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."

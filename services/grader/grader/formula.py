@@ -22,6 +22,8 @@ FUNCTIONS = {
     "log": math.log,
 }
 MAX_CHARACTERS = 2000
+MAX_DEPTH = 200
+"""Operations inside operations; a sum of so many terms is as deep."""
 
 
 class FormulaError(ValueError):
@@ -77,6 +79,9 @@ def parse_formula(text: str, known: Mapping[str, object]) -> Formula:
         tree = ast.parse(_python(text).strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         raise FormulaError(f"is no formula: {err}") from err
+    depth = _depth(tree)
+    if depth > MAX_DEPTH:
+        raise FormulaError(f"is {depth} operations deep, at most {MAX_DEPTH} are allowed")
     names: list[str] = []
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
@@ -97,6 +102,14 @@ def parse_formula(text: str, known: Mapping[str, object]) -> Formula:
     if not names:
         raise FormulaError("names no grader")
     return Formula(text=text, names=tuple(names))
+
+
+def _depth(tree: ast.AST) -> int:
+    level, depth = [tree], 0
+    while level:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+    return depth
 
 
 def _python(text: str) -> str:

@@ -16,13 +16,14 @@ async def gather(
     """Return what each grader found, in their order.
 
     Raises:
-        GradingFaultError: a grader that counts could not do its work; of several the first in order.
+        GradingFaultError: a grader that counts could not do its work; of several the first that another try cannot
+            mend, else the first.
     """
     asked = (_ask(member, sample, instruments) for member in combination.members)
     findings = await asyncio.gather(*asked)
-    for finding in findings:
-        if finding.error is not None and finding.member.counted:
-            raise finding.error
+    faults = [f.error for f in findings if f.error is not None and f.member.counted]
+    if faults:
+        raise min(faults, key=lambda fault: fault.retryable)
     return tuple(findings)
 
 

@@ -90,6 +90,8 @@ async def test_a_formula_without_a_value_is_a_failure_and_no_zero(
         "max",
         "a := 3",
         "f'{a}'",
+        "+".join(["a"] * 201),
+        "-" * 300 + "a",
     ],
 )
 def test_what_is_no_formula_is_refused(text: str) -> None:
@@ -200,6 +202,33 @@ async def test_a_fault_of_what_counts_is_raised(
 ) -> None:
     with pytest.raises(GradingFaultError, match="down"):
         await _grade(make_record(), instruments, _member("a", 1, _value(1)), _member("b", 1, DOWN))
+
+
+async def test_of_several_faults_the_one_that_no_other_try_can_mend_is_raised(
+    instruments: Instruments, make_record: MakeRecord
+) -> None:
+    lasting = GradingFaultError(
+        "no such model", kind=GraderErrorKind.DEFINITION, retryable=False, client=True
+    )
+    with pytest.raises(GradingFaultError, match="no such model"):
+        await _grade(make_record(), instruments, _member("a", 1, DOWN), _member("b", 1, lasting))
+
+
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [("tool-use", "tool-use"), ("2nd", "2nd * 2"), ("if", "if + 1"), ("a b", "a b"), ("", "x")],
+)
+def test_a_name_that_no_formula_can_write_is_explained(name: str, formula: str) -> None:
+    definition = {"type": "multi", "graders": {name: RIGHT}, "calculate_output": formula}
+    with pytest.raises(InvalidArgument) as caught:
+        Definitions(package_version="1").parse(json.dumps(definition))
+    said = "; ".join(caught.value.violations.values())
+    assert f"cannot write {name!r}" in said or "must be a non-empty text" in said
+
+
+def test_a_long_sum_has_a_value() -> None:
+    formula = parse_formula("+".join(["a"] * 190), {"a": 1.0})
+    assert formula.value({"a": 1.0}) == 190.0
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -101,3 +101,90 @@ def test_two_graders_of_one_name_are_refused() -> None:
         "used more than once"
         in _violations({"type": "multi", "graders": [ANSWER, ANSWER]})["graders"]
     )
+
+
+def _nested(depth: int) -> dict[str, object]:
+    definition: dict[str, object] = ANSWER
+    for _ in range(depth):
+        definition = {"type": "multi", "graders": {"inner": definition}}
+    return definition
+
+
+def test_graders_lie_at_most_16_deep() -> None:
+    Definitions(package_version="1").parse(json.dumps(_nested(16)))
+    path = ".".join(["graders.inner"] * 17)
+    assert _violations(_nested(17)) == {path: "lies 17 graders deep, at most 16 are allowed"}
+
+
+@pytest.mark.parametrize("depth", [100, 300])
+def test_a_definition_nested_without_end_is_refused_by_path(depth: int) -> None:
+    found = _violations(_nested(depth))
+    assert all(path.startswith("graders.inner.") for path in found)
+
+
+def test_thousands_of_graders_are_read() -> None:
+    graders = [{"type": "answer", "reference": "1", "name": f"a{n}"} for n in range(4000)]
+    parsed = Definitions(package_version="1").parse(
+        json.dumps({"type": "multi", "graders": graders})
+    )
+    assert len(parsed.combination.members) == 4000
+
+
+def test_more_than_a_definition_may_hold_is_refused_by_its_size() -> None:
+    found = _violations({"type": "multi", "graders": [ANSWER] * 10_000})
+    assert "must be at most 262144 characters" in found["$"]
+
+
+def test_of_thousands_of_findings_the_first_are_told() -> None:
+    graders = [{"type": "answr", "n" * 3000: "x" * 500} for _ in range(60)]
+    with pytest.raises(InvalidArgument) as caught:
+        Definitions(package_version="1").parse(json.dumps({"type": "multi", "graders": graders}))
+    assert len(caught.value.violations) == 20
+    assert "perhaps more" in caught.value.message
+    assert len(caught.value.message) < 7000
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ('{"type": "answer", "reference": "1", "reference": "2"}', "reference"),
+        (
+            '{"type": "multi", "graders": [{"type": "answer", "reference": "1"},'
+            ' {"type": "answer", "name": "b", "reference": "1", "weight": 1, "weight": 0}]}',
+            "graders[1].weight",
+        ),
+        (
+            '{"type": "multi", "graders": {"a": {"type": "answer", "reference": "1"},'
+            ' "a": {"type": "answer", "reference": "2"}}}',
+            "graders.a",
+        ),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(text: str, path: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Definitions(package_version="1").parse(text)
+    assert "more than once" in caught.value.violations[path]
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "said"),
+    [
+        ({"range": [0, 0]}, "range", "low < high, found [0, 0]"),
+        ({"range": [0, 1, 2]}, "range", "two numbers"),
+        ({"range": 5}, "range", "two numbers [low, high] with low < high, found 5"),
+        ({"range": [0, True]}, "range", "two numbers"),
+        ({"range": ["0", "1"]}, "range", "two numbers"),
+        ({"range": [0, 10**400]}, "range", "two numbers"),
+        ({"from": [0, 2]}, "from", "is for rule affine, and the rule is clip"),
+        ({"rule": "affine"}, "from", "is required for rule affine"),
+        ({"rule": "affine", "from": [2, 0]}, "from", "low < high"),
+        ({"rule": ["clip"]}, "rule", "not known"),
+        ({"weight": 10**400}, "weight", "at least 0"),
+        ({"weight": 0}, "weight", "above 0"),
+        ({"from": None}, "from", "two numbers"),
+    ],
+)
+def test_a_range_or_rule_that_says_nothing_is_named(
+    change: dict[str, object], path: str, said: str
+) -> None:
+    assert said in _violations({**ANSWER, **change})[path]

@@ -1,0 +1,1 @@
+"""Agreement of raters: Cohen's and Fleiss' kappa, Krippendorff's alpha, and what a minimum demands of them."""

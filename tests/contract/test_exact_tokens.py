@@ -20,11 +20,11 @@ from eventbus.nats_bus import NatsBus
 from eventbus.testing import NatsServer, find_nats_server
 from learner.collect import fold
 from learner.facts import Policy
-from learner.jobs.grpo import training_batch
+from learner.jobs.reinforce import training_batch
 from learner.ledger import RetryBudget, StepLedger
 from learner.plan import slots_of_step
 from learner.runlog import BusRunLog
-from learner.training.algorithms.grpo import GrpoSettings, grpo_batch
+from learner.training.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from rollout.adapters import AdapterFolders
 from rollout.agent_loop import ToolCaller, ToolOutcome
 from rollout.consumer import BusBlobFetcher, BusReporter, consume_requests
@@ -229,7 +229,7 @@ def check_rows(ledger: StepLedger, kept: dict[tuple[str, int, int], Generation])
 def check_batch(ledger: StepLedger) -> None:
     """The training batch holds the log's tokens, in order, and nothing else."""
     groups, attempts = training_batch(ledger)
-    batch = grpo_batch(groups, GrpoSettings())
+    batch = PolicyGradient(PolicyGradientSettings()).batch(groups)
     rows = [a.record.tokens.rows[0] for a in attempts if a.record is not None]
     flat = [
         (i, p)

@@ -15,7 +15,7 @@ def figures(job: Job) -> dict[str, object]:
         found["train_rows"] = job.train.row_count
     if job.eval is not None:
         found["eval_rows"] = job.eval.row_count
-    if spec.algorithm == "grpo":
+    if spec.reinforces:
         per_step = spec.train.batch_size * spec.train.group_size
         found["rollouts_per_step"] = per_step
         found["rollouts"] = per_step * spec.train.max_steps
@@ -35,7 +35,7 @@ def warnings(job: Job) -> list[str]:
     """What is allowed but most likely not meant."""
     spec = job.run.spec
     found = []
-    if spec.algorithm == "grpo" and job.train is not None:
+    if spec.reinforces and job.train is not None:
         if job.train.row_count < spec.train.batch_size:
             found.append(
                 f"data.train has {job.train.row_count} tasks, fewer than train.batch_size "

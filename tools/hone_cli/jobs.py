@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hone.grader.v1 import grader_pb2
 from hone.learner.v1 import learner_pb2
@@ -21,10 +22,13 @@ from runspec.graderfields import required_fields
 from runspec.load import LoadedRun, check_files, load_run_file
 from runspec.problems import RowErrors, SpecError
 from runspec.rows import parse_sft_rows, parse_tasks
+from runspec.schema import RunSpec
 from servicekit.errors import HoneError, InvalidArgument, Unavailable
 
 _CHUNK_BYTES = 256 * 1024
-_VERBS = {"sft": "hone sft", "grpo": "hone train", "evaluate": "hone evaluate"}
+
+Verb = Literal["sft", "train", "evaluate"]
+"""Commands that start runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +51,13 @@ class Job:
     eval: DataFile | None
 
 
-def prepare(run_file: Path, overrides: Sequence[str], verb: str) -> Job:
+def prepare(run_file: Path, overrides: Sequence[str], verb: Verb) -> Job:
     """Reads the run file and its data and checks them.
 
     Args:
         run_file: the run.yaml.
         overrides: texts like train.learning_rate=1e-5.
-        verb: sft, grpo or evaluate; a grpo file may be evaluated.
+        verb: the command; a file that trains on rewards may be evaluated.
 
     Raises:
         CliError: everything that is wrong, a line each.
@@ -62,8 +66,9 @@ def prepare(run_file: Path, overrides: Sequence[str], verb: str) -> Job:
         run = load_run_file(
             run_file, overrides, algorithm="evaluate" if verb == "evaluate" else None
         )
-        if run.spec.algorithm != verb:
-            message = f"is {run.spec.algorithm}; use `{_VERBS[run.spec.algorithm]}` for it"
+        right = _verb_of(run.spec)
+        if right != verb:
+            message = f"is {run.spec.algorithm}; use `hone {right}` for it"
             raise SpecError([run.problem("algorithm", message)])
         # The learner may be on another machine: whether its model folder exists is for it to say.
         if problems := check_files(run, model=False):
@@ -72,6 +77,12 @@ def prepare(run_file: Path, overrides: Sequence[str], verb: str) -> Job:
         return Job(run=run, train=train, eval=_read_data(run, "data.eval", run.spec.data.eval))
     except (SpecError, RowErrors) as error:
         raise CliError(_relative(str(error)), USAGE) from error
+
+
+def _verb_of(spec: RunSpec) -> Verb:
+    if spec.algorithm in ("sft", "evaluate"):
+        return spec.algorithm
+    return "train"
 
 
 def _read_data(run: LoadedRun, field: str, path_text: str) -> DataFile | None:

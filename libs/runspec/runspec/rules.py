@@ -3,14 +3,20 @@
 from collections.abc import Iterator
 
 from runspec.problems import Problem
-from runspec.schema import RunSpec
+from runspec.schema import WITH_OPTIONAL_STD, RunSpec
 
 _NO_EFFECT_IN_SFT = (
     "group_size",
     "min_group_size",
     "clip_ratio",
     "clip_ratio_high",
+    "dual_clip",
     "kl_coef",
+    "kl_estimator",
+    "kl_in",
+    "importance_sampling",
+    "importance_cap",
+    "overlong_buffer",
     "norm_adv_by_std",
     "max_staleness",
     "updates_per_step",
@@ -20,30 +26,36 @@ _NO_EFFECT_IN_SFT = (
 def check_rules(spec: RunSpec) -> list[Problem]:
     """Finds what does not fit together."""
     checks = [_needs(spec), _limits(spec)]
-    if spec.algorithm == "grpo":
-        checks.append(_grpo(spec))
+    if spec.reinforces:
+        checks.append(_reinforcement(spec))
     return [Problem(field=field, message=message) for check in checks for field, message in check]
 
 
 def check_no_effect(spec: RunSpec, said: frozenset[str]) -> list[Problem]:
     """Finds keys that the file says but that the algorithm never reads; `said` holds dotted names."""
-    if spec.algorithm != "sft":
-        return []
+    unread: tuple[str, ...] = ()
+    if spec.algorithm == "sft":
+        unread = _NO_EFFECT_IN_SFT
+    elif spec.reinforces and spec.algorithm not in WITH_OPTIONAL_STD:
+        unread = ("norm_adv_by_std",)
     return [
-        Problem(field=f"train.{key}", message="has no effect with algorithm sft; leave it out")
-        for key in _NO_EFFECT_IN_SFT
+        Problem(
+            field=f"train.{key}",
+            message=f"has no effect with algorithm {spec.algorithm}; leave it out",
+        )
+        for key in unread
         if f"train.{key}" in said
     ]
 
 
 def _needs(spec: RunSpec) -> Iterator[tuple[str, str]]:
     """Parts without which the algorithm cannot start."""
-    if spec.algorithm in ("sft", "grpo") and not spec.data.train:
+    if (spec.algorithm == "sft" or spec.reinforces) and not spec.data.train:
         what = "conversations to imitate" if spec.algorithm == "sft" else "tasks to train on"
         yield "data.train", f"missing; algorithm {spec.algorithm} needs a JSONL file of {what}"
     if spec.algorithm == "evaluate" and not spec.data.eval:
         yield "data.eval", "missing; algorithm evaluate needs a JSONL file of tasks"
-    if spec.algorithm in ("grpo", "evaluate") and not spec.grader:
+    if (spec.algorithm == "evaluate" or spec.reinforces) and not spec.grader:
         yield (
             "grader",
             f"missing; algorithm {spec.algorithm} needs a grader definition, "
@@ -77,18 +89,31 @@ def _limits(spec: RunSpec) -> Iterator[tuple[str, str]]:
         )
 
 
-def _grpo(spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """What comparing rollouts inside a group needs."""
+def _reinforcement(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """What learning from rewards needs."""
     train = spec.train
-    if train.group_size < 2:
+    if train.group_size < 2 and spec.algorithm != "reinforce_pp":
         yield (
             "train.group_size",
-            f"is {train.group_size}; grpo compares the rollouts of a group and needs at least 2",
+            f"is {train.group_size}; {spec.algorithm} compares the rollouts of a group and needs "
+            "at least 2",
         )
-    elif train.min_group_size > train.group_size:
+    elif train.group_size >= 2 and train.min_group_size > train.group_size:
         yield (
             "train.min_group_size",
             f"is {train.min_group_size}, more than train.group_size ({train.group_size})",
+        )
+    if 0 < train.dual_clip <= 1:
+        yield (
+            "train.dual_clip",
+            f"is {train.dual_clip}; a bound is above 1, usually 3, or 0 for none",
+        )
+    longest = spec.rollout.max_new_tokens * spec.rollout.max_turns
+    if train.overlong_buffer >= longest:
+        yield (
+            "train.overlong_buffer",
+            f"is {train.overlong_buffer}, and a rollout has at most {longest} policy tokens "
+            "(rollout.max_new_tokens x rollout.max_turns): all of them would be penalised",
         )
     if spec.rollout.temperature == 0:
         yield (

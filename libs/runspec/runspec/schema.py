@@ -11,8 +11,32 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-Algorithm = Literal["sft", "grpo", "evaluate"]
+Algorithm = Literal[
+    "sft",
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "gspo",
+    "evaluate",
+]
 """What a run does."""
+
+REINFORCEMENT: tuple[Algorithm, ...] = (
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "gspo",
+)
+"""Algorithms that learn from the rewards of rollouts."""
+
+WITH_OPTIONAL_STD: tuple[Algorithm, ...] = ("grpo", "dapo", "gspo")
+"""Of those, the ones that may divide advantages by the group's standard deviation."""
 
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MAX_SECONDS = 7 * 24 * 3600.0
@@ -90,18 +114,18 @@ class DataSpec(Section):
     """Which rows to learn from and to measure on: JSONL files relative to the run file, dataset ids once uploaded."""
 
     train: str = ""
-    """Rows to train on: conversations for sft, tasks for grpo."""
+    """Rows to train on: conversations for sft, tasks for reinforcement."""
     eval: str = ""
-    """Rows to measure on: conversations for sft, tasks for grpo and evaluate."""
+    """Rows to measure on: conversations for sft, tasks for reinforcement and evaluate."""
 
 
 class TrainSpec(Section):
     """How the weights are updated."""
 
     max_steps: int = Field(ge=1, le=1_000_000)
-    """Optimiser updates in all; by default 30 for sft, 10 for grpo."""
+    """Optimiser updates in all; by default 30 for sft, 10 for reinforcement."""
     learning_rate: float = Field(gt=0, le=1)
-    """Peak learning rate; by default 2e-4 for sft, 1e-4 for grpo."""
+    """Peak learning rate; by default 2e-4 for sft, 1e-4 for reinforcement."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear"] = "constant"
@@ -111,7 +135,7 @@ class TrainSpec(Section):
     weight_decay: float = Field(default=0.0, ge=0, lt=1)
     """Decoupled weight decay."""
     batch_size: int = Field(ge=1, le=65_536)
-    """Rows per step for sft (default 16), tasks (groups) per step for grpo (default 8)."""
+    """Rows per step for sft (default 16), tasks (groups) per step for reinforcement (default 8)."""
     group_size: int = Field(default=8, ge=1, le=4096)
     """Rollouts per task and step."""
     min_group_size: int = Field(default=2, ge=2)
@@ -122,12 +146,24 @@ class TrainSpec(Section):
         default_factory=lambda data: data.get("clip_ratio", 0.2), gt=0, le=10
     )
     """The ratio is clipped above at 1 plus this; by default equal to clip_ratio."""
+    dual_clip: float = Field(default=0.0, ge=0)
+    """Bound on the loss of a bad token that became likelier, in advantages; above 1, usually 3; 0 means none."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference policy in the loss."""
+    """Weight of the KL to the reference policy."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the KL is estimated from sampled tokens; by default k1 in the reward, k3 in the loss."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL counts; by default in the reward for reinforce_pp, in the loss for all others."""
+    importance_sampling: Literal["none", "token", "sequence"] = "none"
+    """Weights for tokens that the engine sampled with other probabilities than the learner's, by token or row."""
+    importance_cap: float = Field(default=2.0, ge=1)
+    """These weights are cut off at this."""
+    overlong_buffer: int = Field(default=0, ge=0)
+    """Policy tokens before the longest rollout over which a penalty rises to 1; 0 means no penalty."""
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """How token losses are averaged: over all policy tokens of the step, per rollout first, or by a fixed length."""
     norm_adv_by_std: bool = True
-    """Divide advantages by the group's standard deviation."""
+    """Divide advantages by the group's standard deviation: grpo, dapo and gspo."""
     max_staleness: int = Field(default=0, ge=0, le=64)
     """Policy versions that the acting weights may lag behind; 0 is synchronous."""
     updates_per_step: int = Field(default=1, ge=1, le=64)
@@ -183,12 +219,31 @@ class EvalSpec(Section):
     """Evaluate during training every this many steps; 0 means never."""
 
 
+_REINFORCEMENT_DEFAULTS: Mapping[str, object] = {
+    "max_steps": 10,
+    "learning_rate": 1e-4,
+    "batch_size": 8,
+}
 TRAIN_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "sft": {"max_steps": 30, "learning_rate": 2e-4, "batch_size": 16},
-    "grpo": {"max_steps": 10, "learning_rate": 1e-4, "batch_size": 8},
+    "grpo": _REINFORCEMENT_DEFAULTS,
+    "dr_grpo": {
+        **_REINFORCEMENT_DEFAULTS,
+        "loss_aggregation": "constant",
+    },
+    "dapo": {**_REINFORCEMENT_DEFAULTS, "clip_ratio_high": 0.28},
+    "rloo": _REINFORCEMENT_DEFAULTS,
+    "reinforce_pp": {**_REINFORCEMENT_DEFAULTS, "kl_in": "reward", "kl_estimator": "k1"},
+    "reinforce_pp_baseline": _REINFORCEMENT_DEFAULTS,
+    "gspo": {
+        **_REINFORCEMENT_DEFAULTS,
+        "clip_ratio": 3e-4,
+        "clip_ratio_high": 4e-4,
+        "loss_aggregation": "sequence_mean",
+    },
     "evaluate": {"max_steps": 1, "learning_rate": 1e-4, "batch_size": 8},
 }
-"""Defaults of TrainSpec that depend on the algorithm; for evaluate they are never read."""
+"""Defaults of TrainSpec that depend on the algorithm, from its paper; for evaluate they are never read."""
 
 
 class RunSpec(Section):
@@ -197,7 +252,7 @@ class RunSpec(Section):
     name: str = Field(default="run", pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
     """For people, part of the run_id: lower-case letters, digits and dashes, at most 40; default the file's name."""
     algorithm: Algorithm
-    """What to do: sft imitates conversations, grpo learns from rewards, evaluate only measures."""
+    """What to do: sft imitates conversations, evaluate only measures, all others learn from rewards."""
     model: ModelSpec
     """Which weights to start from."""
     lora: LoraSpec = LoraSpec()
@@ -216,6 +271,11 @@ class RunSpec(Section):
     """How the policy is measured."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Seed of everything random in the run."""
+
+    @property
+    def reinforces(self) -> bool:
+        """Whether the run learns from rewards."""
+        return self.algorithm in REINFORCEMENT
 
     @model_validator(mode="before")
     @classmethod

@@ -7,6 +7,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +15,7 @@ from learner.ports import Restored, ScoredRollout
 from learner.settings import LearnerSettings
 from modelstore.resolve import resolve_model
 from runspec.rows import SftRow
-from runspec.schema import RunSpec
+from runspec.schema import WITH_OPTIONAL_STD, RunSpec
 from servicekit.errors import InvalidArgument
 from trajectory.rendering import ChatRenderer, RenderedRow, with_system_prompt
 from trajectory.types import ToolDefinition
@@ -55,13 +56,13 @@ class TorchCore:
         """Loads the model and the newest whole checkpoint, if there is one."""
         return await self._on_worker(self._restore)
 
-    async def grpo_step(
+    async def rollout_step(
         self, groups: Sequence[Sequence[ScoredRollout]], progress: Progress
     ) -> dict[str, float]:
         """Updates the policy by one batch of groups."""
         tell = self._telling(progress)
         return await self._on_worker(
-            lambda: self._loaded().grpo_step(groups, progress=tell, stop=self._stop)
+            lambda: self._loaded().rollout_step(groups, progress=tell, stop=self._stop)
         )
 
     async def sft_step(self, rows: Sequence[int], progress: Progress) -> dict[str, float]:
@@ -176,12 +177,13 @@ class TorchCore:
 
 
 def _trainer_settings(spec: RunSpec) -> Any:
-    from learner.training.algorithms.grpo import GrpoSettings
+    from learner.training.algorithms.table import KINDS
     from learner.training.schedule import ScheduleSettings
     from learner.training.trainer import TrainerSettings
 
     train = spec.train
-    return TrainerSettings(
+    kind = KINDS.get(spec.algorithm)
+    settings = TrainerSettings(
         schedule=ScheduleSettings(
             learning_rate=train.learning_rate,
             max_steps=train.max_steps,
@@ -191,13 +193,26 @@ def _trainer_settings(spec: RunSpec) -> Any:
         max_grad_norm=train.max_grad_norm,
         weight_decay=train.weight_decay,
         updates_per_step=train.updates_per_step,
-        temperature=spec.rollout.temperature if spec.algorithm == "grpo" else 1.0,
-        grpo=GrpoSettings(
+    )
+    if kind is None:
+        return settings
+    if spec.algorithm in WITH_OPTIONAL_STD and not train.norm_adv_by_std:
+        kind = replace(kind, advantages=KINDS["dr_grpo"].advantages)
+    return replace(
+        settings,
+        temperature=spec.rollout.temperature,
+        policy_gradient=replace(
+            kind,
             clip_low=train.clip_ratio,
             clip_high=train.clip_ratio_high,
+            dual_clip=train.dual_clip,
             kl_coef=train.kl_coef,
-            norm_adv_by_std=train.norm_adv_by_std,
+            kl_estimator=train.kl_estimator,
+            kl_in_reward=train.kl_in == "reward",
+            importance_sampling=train.importance_sampling,
+            importance_cap=train.importance_cap,
             aggregation=train.loss_aggregation,
             max_tokens=spec.rollout.max_new_tokens * spec.rollout.max_turns,
+            overlong_buffer=train.overlong_buffer,
         ),
     )

@@ -46,7 +46,7 @@ class TrainingCore(Protocol):
         """Loads the newest whole checkpoint, if there is one."""
         ...
 
-    async def grpo_step(
+    async def rollout_step(
         self, groups: Sequence[Sequence[ScoredRollout]], progress: Callable[[int, int], None]
     ) -> dict[str, float]:
         """Updates the policy by one batch of groups.

@@ -15,7 +15,7 @@ from learner.adapters import AdapterStore
 from learner.datasets import DatasetStore
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import run_evaluate
-from learner.jobs.grpo import GrpoJob
+from learner.jobs.reinforce import ReinforcementJob
 from learner.jobs.sft import SftJob
 from learner.manager import RunReporter
 from learner.ports import TrainingCore
@@ -108,7 +108,7 @@ class Runner:
                 tasks = self._datasets.tasks(spec.data.train)
                 wants_eval = bool(spec.eval.every_steps and spec.data.eval)
                 eval_tasks = self._datasets.tasks(spec.data.eval) if wants_eval else []
-                metrics = await GrpoJob(context, core, tasks, eval_tasks).run()
+                metrics = await ReinforcementJob(context, core, tasks, eval_tasks).run()
             await core.export(self._adapters.folder(context.run_id))
             return metrics
         finally:

@@ -102,9 +102,9 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     def _check_data(self, spec: RunSpec) -> None:
         if spec.algorithm == "sft":
             self._datasets.sft_rows(spec.data.train)
-        elif spec.algorithm == "grpo":
+        elif spec.reinforces:
             self._datasets.tasks(spec.data.train)
-        if spec.algorithm == "evaluate" or (spec.algorithm == "grpo" and spec.eval.every_steps):
+        if spec.algorithm == "evaluate" or (spec.reinforces and spec.eval.every_steps):
             self._datasets.tasks(spec.data.eval)
 
     async def WatchRun(

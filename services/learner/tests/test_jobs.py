@@ -20,7 +20,7 @@ from eventbus.envelope import dead_letter, new_envelope
 from eventbus.memory_bus import MemoryBus
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import run_evaluate
-from learner.jobs.grpo import GrpoJob
+from learner.jobs.reinforce import ReinforcementJob
 from learner.ports import Restored, ScoredRollout, Stopped
 from learner.runlog import BusRunLog
 from runspec.convert import run_spec_to_proto
@@ -129,7 +129,7 @@ class RecordingCore:
     async def restore(self) -> Restored | None:
         return self.disk.get("last")
 
-    async def grpo_step(
+    async def rollout_step(
         self, groups: Sequence[Sequence[ScoredRollout]], progress: Callable[[int, int], None]
     ) -> dict[str, float]:
         await asyncio.sleep(0)
@@ -228,7 +228,7 @@ async def test_run_trains_every_slot_once_and_tells_it_in_order(
     bus: MemoryBus, tmp_path: Path
 ) -> None:
     core, report = RecordingCore({}), Report()
-    job = GrpoJob(await context(bus, spec(), tmp_path, report), core, TASKS, [])
+    job = ReinforcementJob(await context(bus, spec(), tmp_path, report), core, TASKS, [])
     await with_world(bus, always("score"), job.run())
     assert report.steps == [0, 1, 2]
     trained = [r.rollout_id for step in core.steps for group in step for r in group]
@@ -255,7 +255,7 @@ async def test_infrastructure_fault_is_retried_in_the_slot_and_never_a_reward(
         return "infra" if envelope.attempt == 0 and envelope.slot.sample_index == 1 else "score"
 
     core, report = RecordingCore({}), Report()
-    job = GrpoJob(await context(bus, spec(max_steps=1), tmp_path, report), core, TASKS, [])
+    job = ReinforcementJob(await context(bus, spec(max_steps=1), tmp_path, report), core, TASKS, [])
     world = await with_world(bus, behave, job.run())
     assert Counter(e.attempt for e in world.requested) == {0: 4, 1: 2}
     assert [len(group) for group in core.steps[0]] == [2, 2]
@@ -270,7 +270,7 @@ async def test_masked_and_lost_members_have_no_vote(bus: MemoryBus, tmp_path: Pa
         return "infra" if envelope.slot.sample_index == 0 else "score"
 
     core, report = RecordingCore({}), Report()
-    job = GrpoJob(await context(bus, spec(max_steps=1), tmp_path, report), core, TASKS, [])
+    job = ReinforcementJob(await context(bus, spec(max_steps=1), tmp_path, report), core, TASKS, [])
     await with_world(bus, behave, job.run())
     assert [[r.score for r in group] for group in core.steps[0]] == [[0.5], [0.5]]
     assert report.metrics[0]["rollouts/masked"] == 1.0
@@ -288,7 +288,9 @@ async def test_poison_task_is_quarantined_and_stays_so(bus: MemoryBus, tmp_path:
 
     disk: dict[str, Restored] = {}
     core = RecordingCore(disk)
-    job = GrpoJob(await context(bus, spec(max_steps=6), tmp_path, Report()), core, TASKS, [])
+    job = ReinforcementJob(
+        await context(bus, spec(max_steps=6), tmp_path, Report()), core, TASKS, []
+    )
     world = await with_world(bus, behave, job.run())
     later = [e for e in world.requested if e.slot.step > 0]
     assert later
@@ -314,7 +316,7 @@ async def test_learner_killed_anywhere_goes_on_without_asking_or_training_twice(
         for life in range(40):
             core = RecordingCore(disk)
             cores.append(core)
-            job = GrpoJob(await context(bus, spec(), tmp_path, Report()), core, TASKS, [])
+            job = ReinforcementJob(await context(bus, spec(), tmp_path, Report()), core, TASKS, [])
             work = asyncio.create_task(job.run())
             limit = rng.uniform(0, 0.05) if life < 8 else None
             done, _ = await asyncio.wait([work], timeout=limit)
@@ -342,7 +344,7 @@ async def test_stopped_run_keeps_what_it_asked_for(bus: MemoryBus, tmp_path: Pat
     disk: dict[str, Restored] = {}
     report = Report()
     first = await context(bus, spec(max_steps=1), tmp_path, report)
-    job = asyncio.create_task(GrpoJob(first, RecordingCore(disk), TASKS, []).run())
+    job = asyncio.create_task(ReinforcementJob(first, RecordingCore(disk), TASKS, []).run())
     async with asyncio.timeout(10):
         while sum(e.HasField("rollout_requested") for e in await events(bus)) < 4:
             await asyncio.sleep(0)
@@ -351,7 +353,7 @@ async def test_stopped_run_keeps_what_it_asked_for(bus: MemoryBus, tmp_path: Pat
             await job
     second = await context(bus, spec(max_steps=1), tmp_path, report)
     core = RecordingCore(disk)
-    world = await with_world(bus, always("score"), GrpoJob(second, core, TASKS, []).run())
+    world = await with_world(bus, always("score"), ReinforcementJob(second, core, TASKS, []).run())
     assert len(world.requested) == 4
     assert len(core.steps) == 1
 
@@ -364,7 +366,7 @@ async def test_group_closes_at_its_deadline_and_the_late_attempt_is_ended(
 
     core, report = RecordingCore({}), Report()
     run_spec = spec(max_steps=1, group_size=3, group_timeout=0.3)
-    job = GrpoJob(await context(bus, run_spec, tmp_path, report), core, TASKS, [])
+    job = ReinforcementJob(await context(bus, run_spec, tmp_path, report), core, TASKS, [])
     await with_world(bus, behave, job.run())
     assert [len(group) for group in core.steps[0]] == [2, 2]
     ends = [e for e in await events(bus) if e.HasField("rollout_failed")]
@@ -406,14 +408,14 @@ async def test_step_lost_to_infrastructure_stops_the_run_and_a_resume_grants_new
 
     async def fails() -> None:
         with pytest.raises(Unavailable, match="4 of 4 rollouts were lost"):
-            await GrpoJob(first, core, TASKS, []).run()
+            await ReinforcementJob(first, core, TASKS, []).run()
 
     world = await with_world(bus, always("infra"), fails())
     assert len(world.requested) == 4 * 6
     assert core.steps == []
     assert disk["last"].step == 0
     second = await context(bus, spec(max_steps=1), tmp_path, Report(), life=1)
-    world = await with_world(bus, always("score"), GrpoJob(second, core, TASKS, []).run())
+    world = await with_world(bus, always("score"), ReinforcementJob(second, core, TASKS, []).run())
     assert [e.attempt for e in world.requested] == [6] * 4
     assert len(core.steps) == 1
 
@@ -428,7 +430,7 @@ async def test_retries_after_an_outage_wait_longer_each_time(
         return "infra" if envelope.attempt < 3 else "score"
 
     made = replace(await context(bus, spec(max_steps=1), tmp_path, Report()), retry_seconds=0.05)
-    await with_world(bus, behave, GrpoJob(made, RecordingCore({}), TASKS, []).run())
+    await with_world(bus, behave, ReinforcementJob(made, RecordingCore({}), TASKS, []).run())
     waits = [min(times[n + 1]) - max(times[n]) for n in range(3)]
     assert waits[0] >= 0.04
     assert waits[1] >= 0.09
@@ -455,7 +457,9 @@ async def test_event_that_the_grader_gave_up_on_is_tried_again(
             await super().tell(about, payload, source)
 
     core = RecordingCore({})
-    job = GrpoJob(await context(bus, spec(max_steps=1), tmp_path, Report()), core, TASKS, [])
+    job = ReinforcementJob(
+        await context(bus, spec(max_steps=1), tmp_path, Report()), core, TASKS, []
+    )
     await with_world(bus, always("score"), job.run(), world_type=GivesUp)
     assert [len(group) for group in core.steps[0]] == [2, 2]
 
@@ -464,7 +468,7 @@ async def test_evaluation_draws_at_its_own_temperature_and_the_last_policy_is_me
     bus: MemoryBus, tmp_path: Path
 ) -> None:
     run_spec = spec(max_steps=2).model_copy(update={"eval": EvalSpec(every_steps=2, samples=1)})
-    job = GrpoJob(
+    job = ReinforcementJob(
         await context(bus, run_spec, tmp_path, Report()), RecordingCore({}), TASKS, TASKS[:2]
     )
     world = await with_world(bus, always("score"), job.run())
@@ -484,7 +488,7 @@ async def test_full_log_takes_no_new_work(tmp_path: Path) -> None:
     filler = spec_filler()
     while (await small.usage()).fraction < 0.8:
         await small.publish(next(filler))
-    job = asyncio.create_task(GrpoJob(made, RecordingCore({}), TASKS, []).run())
+    job = asyncio.create_task(ReinforcementJob(made, RecordingCore({}), TASKS, []).run())
     async with asyncio.timeout(10):
         while not any(e.HasField("run_step_planned") for e in await events(small)):
             await asyncio.sleep(0)
@@ -515,7 +519,7 @@ async def test_run_of_which_nothing_can_be_carried_out_says_why(
 
     async def fails() -> None:
         with pytest.raises(FailedPrecondition, match="none of 4 rollouts could be carried out"):
-            await GrpoJob(made, core, TASKS, []).run()
+            await ReinforcementJob(made, core, TASKS, []).run()
 
     await with_world(bus, always("data"), fails())
     assert core.steps == []

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
+if TYPE_CHECKING:
+    from hone_cli.jobs import Verb
+
 
 def start_and_follow(
-    verb: str,
+    verb: "Verb",
     run_file: Path,
     overrides: Sequence[str],
     *,

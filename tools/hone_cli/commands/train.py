@@ -42,7 +42,7 @@ def train(
     if run_file is None:
         raise CliError("give a run file, or --resume RUN_ID", USAGE)
     start_and_follow(
-        "grpo",
+        "train",
         run_file,
         overrides or [],
         dry_run=dry_run,

@@ -1,1 +1,1 @@
-"""What a run does, one file per kind: sft, grpo, evaluate."""
+"""What a run does, one file per kind: sft, reinforce, evaluate."""

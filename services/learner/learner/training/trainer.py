@@ -17,7 +17,9 @@ import torch
 
 from learner.ports import ScoredRollout, Stopped
 from learner.training.algorithms.base import Algorithm, Batch, ScoredTokens
-from learner.training.algorithms.grpo import Grpo, GrpoSettings, grpo_batch, kl_k3
+from learner.training.algorithms.importance import effective_sample_size
+from learner.training.algorithms.kl import kl_k3
+from learner.training.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from learner.training.algorithms.sft import Sft, sft_batch
 from learner.training.errors import NonFiniteStep
 from learner.training.logprobs import Microbatch, TokenScores, choose_scorer
@@ -41,7 +43,7 @@ class TrainerSettings:
     """Optimiser updates per batch of rollouts."""
     temperature: float = 1.0
     """At which rollouts are sampled; log-probabilities are taken at the same."""
-    grpo: GrpoSettings = field(default_factory=GrpoSettings)
+    policy_gradient: PolicyGradientSettings = field(default_factory=PolicyGradientSettings)
     measure_kl: bool = True
     """Where the KL has no weight in the loss, measure it on one micro-batch of each step."""
     max_nodes: int = DEFAULT_MAX_NODES
@@ -58,6 +60,11 @@ class _Memory:
     """Not a number where the reference was not asked."""
     referred: frozenset[int]
     """Micro-batches on which the reference is asked."""
+    advantages_T: torch.Tensor
+    engine_logprobs_T: torch.Tensor
+    """Not a number where no engine sampled."""
+    importance_T: torch.Tensor
+    """Ones where nothing is corrected."""
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)
@@ -71,7 +78,7 @@ class _Work:
     algorithm: Algorithm
     parts: list[Microbatch]
     weights_T: torch.Tensor
-    advantages_T: torch.Tensor
+    row_T: torch.Tensor
     temperature: float
     num_updates: int
     rollout_ids: tuple[str, ...]
@@ -121,7 +128,7 @@ class Trainer:
         work = self._work(sft_batch(rows), Sft(), temperature=1.0, num_updates=1)
         return self._take(work, progress, stop)
 
-    def grpo_step(
+    def rollout_step(
         self,
         groups: Sequence[Sequence[ScoredRollout]],
         *,
@@ -137,9 +144,10 @@ class Trainer:
                 cannot be trained on.
         """
         settings = self.settings
+        algorithm = PolicyGradient(settings.policy_gradient)
         work = self._work(
-            grpo_batch(groups, settings.grpo),
-            Grpo(settings.grpo),
+            algorithm.batch(groups),
+            algorithm,
             temperature=settings.temperature,
             num_updates=settings.updates_per_step,
             rollout_ids=tuple(rollout.rollout_id for group in groups for rollout in group),
@@ -155,15 +163,12 @@ class Trainer:
         num_updates: int,
         rollout_ids: tuple[str, ...] = (),
     ) -> _Work:
-        def tensor(values: Any) -> torch.Tensor:
-            return torch.from_numpy(values).to(self.policy.device, torch.float32)
-
         return _Work(
             batch=batch,
             algorithm=algorithm,
             parts=self._scorer.split(batch.tokens) if batch.tokens.num_tokens else [],
-            weights_T=tensor(batch.weights_T),
-            advantages_T=tensor(batch.advantages_T),
+            weights_T=self._tensor(batch.weights_T),
+            row_T=torch.from_numpy(batch.tokens.row_T).to(self.policy.device),
             temperature=temperature,
             num_updates=num_updates,
             rollout_ids=rollout_ids,
@@ -174,6 +179,8 @@ class Trainer:
         figures = dict(work.batch.figures) | {"learning_rate": rate, "updates": 0.0}
         if work.parts:
             memory = self._memory(work)
+            if work.algorithm.needs_scores_first:
+                self._score_first(work, memory, stop)
             before = self._snapshot() if work.num_updates > 1 else None
             try:
                 for update in range(work.num_updates):
@@ -190,8 +197,8 @@ class Trainer:
         return figures
 
     def _memory(self, work: _Work) -> _Memory:
-        def empty() -> torch.Tensor:
-            return torch.zeros(work.batch.tokens.num_tokens, device=self.policy.device)
+        def full(value: float) -> torch.Tensor:
+            return torch.full((work.batch.tokens.num_tokens,), value, device=self.policy.device)
 
         referred: frozenset[int] = frozenset()
         if work.algorithm.needs_reference:
@@ -200,11 +207,35 @@ class Trainer:
             # A forward pass of everything would add half of a step's time; each step takes the next part.
             referred = frozenset({self.step % len(work.parts)})
         return _Memory(
-            old_logprobs_T=empty(),
-            entropy_T=empty(),
-            reference_logprobs_T=empty().fill_(math.nan),
+            old_logprobs_T=full(0.0),
+            entropy_T=full(0.0),
+            reference_logprobs_T=full(math.nan),
             referred=referred,
+            advantages_T=self._tensor(work.batch.advantages_T),
+            engine_logprobs_T=full(math.nan)
+            if work.batch.engine_logprobs_T is None
+            else self._tensor(work.batch.engine_logprobs_T),
+            importance_T=full(1.0),
         )
+
+    def _tensor(self, values: Any) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.policy.device, torch.float32)
+
+    def _score_first(self, work: _Work, memory: _Memory, stop: Event | None) -> None:
+        """Goes over the batch without gradients, for advantages that need log-probabilities."""
+        for part in work.parts:
+            if stop is not None and stop.is_set():
+                raise Stopped
+            with torch.no_grad():
+                scored = part.score(self.policy.model, work.temperature)
+            memory.old_logprobs_T[part.tokens_P] = scored.logprobs_P
+            self._ask_reference(work, memory, part)
+        advantages = work.algorithm.advantages(
+            work.batch,
+            memory.old_logprobs_T.double().cpu().numpy(),
+            memory.reference_logprobs_T.double().cpu().numpy(),
+        )
+        memory.advantages_T = self._tensor(advantages)
 
     def _update(
         self,
@@ -223,7 +254,8 @@ class Trainer:
         for index, part in enumerate(work.parts):
             if stop is not None and stop.is_set():
                 raise Stopped
-            if update == 0 and index in memory.referred:
+            asked = work.algorithm.needs_scores_first
+            if update == 0 and index in memory.referred and not asked:
                 self._ask_reference(work, memory, part)
             part_loss, part_clipped = self._backward(work, memory, part, first=update == 0)
             loss += part_loss
@@ -264,9 +296,13 @@ class Trainer:
                 logprobs_P=scores.logprobs_P,
                 old_logprobs_P=memory.old_logprobs_T[tokens],
                 reference_logprobs_P=memory.reference_logprobs_T[tokens],
-                advantages_P=work.advantages_T[tokens],
+                advantages_P=memory.advantages_T[tokens],
+                engine_logprobs_P=memory.engine_logprobs_T[tokens],
+                row_P=work.row_T[tokens],
             )
         )
+        if first and found.importance_P is not None:
+            memory.importance_T[tokens] = found.importance_P
         loss = (work.weights_T[tokens] * found.loss_P).sum()
         value = float(loss.detach())
         if not _is_finite(value):
@@ -310,6 +346,7 @@ def _report(work: _Work, memory: _Memory) -> dict[str, float]:
         figures["mismatch/mean"] = float(difference_T.mean())
         figures["mismatch/max"] = float(difference_T.max())
         # As the engine drew the tokens: an estimate of KL(engine || learner).
+        figures["importance/ess_fraction"] = effective_sample_size(memory.importance_T) / len(old_T)
         figures["mismatch_kl/mean"] = float(kl_k3(engine_T, old_T).mean())
     return figures
 

@@ -12,17 +12,20 @@ import pytest
 import torch
 
 from learner.ports import ScoredRollout
+from learner.training.algorithms import dr_grpo, grpo, reinforce_pp, rloo
 from learner.training.algorithms.aggregation import AGGREGATIONS
 from learner.training.algorithms.base import ScoredTokens
-from learner.training.algorithms.grpo import (
-    Grpo,
-    GrpoSettings,
-    clipped_loss,
-    group_advantages,
-    grpo_batch,
-    has_spread,
-    kl_k3,
+from learner.training.algorithms.dapo import teaches
+from learner.training.algorithms.grpo import group_advantages, has_spread
+from learner.training.algorithms.importance import (
+    effective_sample_size,
+    sequence_weights,
+    token_weights,
 )
+from learner.training.algorithms.kl import KL_ESTIMATES, kl_k3
+from learner.training.algorithms.overlong import overlong_penalty
+from learner.training.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
+from learner.training.algorithms.ratios import clipped_loss, row_log_ratio
 from learner.training.algorithms.sft import Sft, sft_batch
 from trajectory.types import TokenRow, TokenSpan
 
@@ -49,12 +52,22 @@ def _tensor(values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _tokens(logp: Any, old: Any, advantages: Any, reference: Any = None) -> ScoredTokens:
+def _tokens(
+    logp: Any,
+    old: Any,
+    advantages: Any,
+    reference: Any = None,
+    *,
+    engine: Any = None,
+    rows: Any = None,
+) -> ScoredTokens:
     return ScoredTokens(
         logprobs_P=_tensor(logp),
         old_logprobs_P=_tensor(old),
         advantages_P=_tensor(advantages),
         reference_logprobs_P=_tensor(reference or [math.nan] * len(logp)),
+        engine_logprobs_P=_tensor(engine or [math.nan] * len(logp)),
+        row_P=torch.tensor(rows or [0] * len(logp)),
     )
 
 
@@ -78,8 +91,8 @@ class TestSharedCases:
     def test_group_advantages(self, case: Any, name: str) -> None:
         found = case(name)
         rewards = _tensor(found["inputs"]["rewards"])
-        for norm, key in ((True, "sample_std_eps0"), (False, "no_std")):
-            advantages = group_advantages(rewards, norm_by_std=norm)
+        for estimate, key in ((grpo, "sample_std_eps0"), (dr_grpo, "no_std")):
+            (advantages,) = estimate.advantages([rewards])
             wanted = _tensor(found["expected"][key])
             assert torch.allclose(advantages, wanted, rtol=0, atol=found["tol"])
 
@@ -89,20 +102,18 @@ class TestSharedCases:
         self, case: Any, name: str, dtype: torch.dtype
     ) -> None:
         rewards = torch.tensor(case(f"grpo_adv_{name}")["inputs"]["rewards"], dtype=dtype)
-        assert not group_advantages(rewards, norm_by_std=True).any()
+        assert not group_advantages(rewards).any()
 
     def test_groups_are_normalised_apart(self, case: Any) -> None:
         found = case("grpo_adv_two_groups")
-        groups = zip(
-            found["inputs"]["rewards_by_group"], found["expected"]["sample_std"], strict=True
-        )
-        for rewards, wanted in groups:
-            advantages = group_advantages(_tensor(rewards), norm_by_std=True)
+        rewards = [_tensor(group) for group in found["inputs"]["rewards_by_group"]]
+        made = zip(grpo.advantages(rewards), found["expected"]["sample_std"], strict=True)
+        for advantages, wanted in made:
             assert torch.allclose(advantages, _tensor(wanted), rtol=0, atol=found["tol"])
 
     def test_dr_grpo_advantages(self, case: Any) -> None:
         found = case("drgrpo_adv")
-        advantages = group_advantages(_tensor(found["inputs"]["rewards"]), norm_by_std=False)
+        (advantages,) = dr_grpo.advantages([_tensor(found["inputs"]["rewards"])])
         assert advantages.tolist() == found["expected"]["advantages"]
 
     def test_aggregation_three_ways(self, case: Any) -> None:
@@ -128,38 +139,51 @@ class TestSharedCases:
         eps = found["inputs"]["eps"]
         for row in found["expected"]["rows"]:
             ratio = _tensor([row["ratio"]]).requires_grad_()
-            loss, clipped = clipped_loss(
-                ratio.log(), _tensor([0.0]), _tensor([row["advantage"]]), eps, eps
-            )
+            advantage = _tensor([row["advantage"]])
+            loss, clipped = clipped_loss(ratio.log(), advantage, eps, eps)
             (gradient,) = torch.autograd.grad(-loss.sum(), ratio)
             assert loss.item() == pytest.approx(row["loss"], abs=1e-9)
             assert gradient.item() == pytest.approx(row["gradient_wrt_ratio"], abs=1e-9)
             assert clipped.item() == row["clipped"]
+            dual, _ = clipped_loss(ratio.log(), advantage, eps, eps, found["inputs"]["c"])
+            (gradient,) = torch.autograd.grad(-dual.sum(), ratio)
+            assert -dual.item() == pytest.approx(row["dual_clip_c3_objective"], abs=1e-9)
+            assert gradient.item() == pytest.approx(row["dual_clip_gradient_wrt_ratio"], abs=1e-9)
 
     def test_clip_vector(self, case: Any) -> None:
         found = case("ppo_clip_vector")
         inputs, expected = found["inputs"], found["expected"]
         tokens = _tokens(inputs["logp"], inputs["old_logp"], inputs["advantages"])
-        settings = GrpoSettings(clip_low=inputs["eps"], clip_high=inputs["eps"])
-        loss = Grpo(settings).token_loss(tokens)
+        settings = PolicyGradientSettings(clip_low=inputs["eps"], clip_high=inputs["eps"])
+        loss = PolicyGradient(settings).token_loss(tokens)
         assert (-loss.loss_P).tolist() == pytest.approx(expected["objective"], abs=found["tol"])
         assert loss.loss_P.mean().item() == pytest.approx(expected["loss"], abs=found["tol"])
         assert loss.clipped_P is not None
         assert loss.clipped_P.double().mean().item() == expected["clip_fraction"]
+        dual = PolicyGradientSettings(
+            clip_low=inputs["eps"], clip_high=inputs["eps"], dual_clip=inputs["c"]
+        )
+        found_dual = PolicyGradient(dual).token_loss(tokens).loss_P.mean().item()
+        assert found_dual == pytest.approx(expected["dual_clip_loss"], abs=found["tol"])
+        k1 = KL_ESTIMATES["k1"](tokens.old_logprobs_P, tokens.logprobs_P).mean().item()
+        assert k1 == pytest.approx(expected["approx_kl_k1"], abs=found["tol"])
 
-    def test_k3_expectation(self, case: Any) -> None:
+    @pytest.mark.parametrize("name", KL_ESTIMATES)
+    def test_kl_expectation(self, case: Any, name: str) -> None:
         found = case("kl_exact_expectation")
-        policy, reference = (_tensor(found["inputs"][name]) for name in ("pi", "ref"))
-        expectation = (policy * kl_k3(policy.log(), reference.log())).sum()
-        assert expectation.item() == pytest.approx(found["expected"]["E_k3"], abs=found["tol"])
+        policy, reference = (_tensor(found["inputs"][key]) for key in ("pi", "ref"))
+        expectation = (policy * KL_ESTIMATES[name](policy.log(), reference.log())).sum()
+        wanted = found["expected"][f"E_{name}"]
+        assert expectation.item() == pytest.approx(wanted, abs=found["tol"])
 
-    def test_k3_gradient(self, case: Any) -> None:
+    @pytest.mark.parametrize("name", KL_ESTIMATES)
+    def test_kl_gradient(self, case: Any, name: str) -> None:
         found = case("kl_gradient_bias")
         logits = _tensor(found["inputs"]["logits"]).requires_grad_()
-        policy, reference = (_tensor(found["inputs"][name]) for name in ("pi", "ref"))
-        k3 = (policy * kl_k3(logits.log_softmax(-1), reference.log())).sum()
-        (gradient,) = torch.autograd.grad(k3, logits)
-        wanted = _tensor(found["expected"]["grad_k3_in_loss"])
+        policy, reference = (_tensor(found["inputs"][key]) for key in ("pi", "ref"))
+        estimate = (policy * KL_ESTIMATES[name](logits.log_softmax(-1), reference.log())).sum()
+        (gradient,) = torch.autograd.grad(estimate, logits)
+        wanted = _tensor(found["expected"][f"grad_{name}_in_loss"])
         assert torch.allclose(gradient, wanted, rtol=0, atol=found["tol"])
 
     def test_k3_extremes_stay_finite(self, case: Any) -> None:
@@ -168,6 +192,108 @@ class TestSharedCases:
         k3 = kl_k3(_tensor(inputs["logp"]), _tensor(inputs["ref_logp"]))
         wanted = _tensor(found["expected"]["k3_float64"])
         assert torch.allclose(k3, wanted, rtol=found["tol"], atol=0)
+
+    @pytest.mark.parametrize("name", ["rloo_binary", "rloo_graded"])
+    def test_rloo(self, case: Any, name: str) -> None:
+        found = case(name)
+        (advantages,) = rloo.advantages([_tensor(found["inputs"]["rewards"])])
+        wanted = found["expected"]["advantages"]
+        assert advantages.tolist() == pytest.approx(wanted, abs=found["tol"])
+
+    def test_leave_one_out_of_the_odd_member_has_no_residue(self, case: Any) -> None:
+        found = case("loo_std_residue")
+        for dtype in (torch.float64, torch.float32):
+            rewards = torch.tensor(found["inputs"]["rewards"], dtype=dtype)
+            advantages = rloo.leave_one_out(rewards)
+            baseline = (rewards.double() - advantages).tolist()
+            assert baseline == pytest.approx(found["expected"]["loo_baseline"], abs=1e-6)
+            wanted = found["expected"]["advantage_of_last"]
+            assert advantages[-1].item() == pytest.approx(wanted, abs=1e-6)
+
+    def test_reinforce_pp_over_all_tokens(self, case: Any) -> None:
+        found = case("reinforcepp_global_norm")
+        inputs, expected = found["inputs"], found["expected"]
+        kl = np.concatenate(inputs["kl_per_token"])
+        counts = [len(row) for row in inputs["kl_per_token"]]
+        returns = reinforce_pp.returns_to_go(inputs["outcome_rewards"], inputs["beta"] * kl, counts)
+        assert returns.tolist() == pytest.approx(np.concatenate(expected["returns"]), abs=1e-12)
+        wanted = np.concatenate(expected["adv_sample_std"])
+        assert reinforce_pp.normalised(returns).tolist() == pytest.approx(wanted, abs=found["tol"])
+
+    def test_reinforce_pp_with_a_baseline(self, case: Any) -> None:
+        found = case("reinforcepp_baseline")
+        groups = [_tensor(group) for group in found["inputs"]["rewards_by_group"]]
+        made = reinforce_pp.baseline_advantages(groups)
+        for advantages, wanted in zip(made, found["expected"]["adv_sample_std"], strict=True):
+            assert advantages.tolist() == pytest.approx(wanted, abs=found["tol"])
+
+    @pytest.mark.parametrize("name", ["gspo_ratio", "gspo_mask_invariance"])
+    def test_gspo_ratio(self, case: Any, name: str) -> None:
+        found = case(name)
+        inputs = found["inputs"]
+        chosen = np.asarray(inputs.get("mask", [1] * len(inputs["logp"])), dtype=bool)
+        logp, old = _tensor(inputs["logp"])[chosen], _tensor(inputs["old_logp"])[chosen]
+        # A second row beside it, in between, must not change it.
+        mixed = [torch.stack((a, torch.full_like(a, -7.0)), 1).flatten() for a in (logp, old)]
+        rows = torch.tensor([3, 5] * len(logp))
+        ratio = row_log_ratio(mixed[0], mixed[1], rows).exp()
+        assert ratio[rows == 3].tolist() == pytest.approx(
+            [found["expected"]["s"]] * len(logp), abs=found["tol"]
+        )
+
+    def test_gspo_loss(self, case: Any) -> None:
+        found = case("gspo_loss")
+        inputs = found["inputs"]
+        settings = PolicyGradientSettings(
+            ratio_of_rows=True, clip_low=inputs["eps_low"], clip_high=inputs["eps_high"]
+        )
+        logp = _tensor(inputs["s"]).log()
+        tokens = _tokens(logp.tolist(), [0.0] * 3, inputs["advantages"], rows=[0, 1, 2])
+        loss = PolicyGradient(settings).token_loss(tokens).loss_P
+        assert (-loss).tolist() == pytest.approx(found["expected"]["objective"], abs=found["tol"])
+        assert loss.mean().item() == pytest.approx(found["expected"]["loss"], abs=found["tol"])
+
+    @pytest.mark.parametrize("name", ["dapo_soft_overlong", "dapo_soft_overlong_small"])
+    def test_overlong_penalty(self, case: Any, name: str) -> None:
+        found = case(name)
+        inputs = found["inputs"]
+        made = [
+            overlong_penalty(length, longest=inputs["L_max"], buffer=inputs["L_cache"])
+            for length in inputs["lengths"]
+        ]
+        assert made == pytest.approx(found["expected"]["penalty"], abs=found["tol"])
+
+    def test_dynamic_sampling_keeps_what_teaches(self, case: Any) -> None:
+        found = case("dapo_dynamic_sampling_filter")
+        groups = [_tensor(group) for group in found["inputs"]["groups"]]
+        assert teaches(groups) == found["expected"]["keep"]
+
+    def test_importance_weights_of_a_long_row(self, case: Any) -> None:
+        found = case("tis_length_blowup")
+        inputs, expected = found["inputs"], found["expected"]
+        size = inputs["tokens"]
+        old, engine = _tensor([inputs["per_token_log_ratio"]] * size), _tensor([0.0] * size)
+        rows = torch.zeros(size, dtype=torch.int64)
+        free = sequence_weights(old, engine, rows, math.inf)
+        cut = sequence_weights(old, engine, rows, inputs["cap"])
+        assert free[0].item() == pytest.approx(expected["sequence_ratio"], abs=1e-9)
+        assert set(cut.tolist()) == {expected["truncated"]}
+        each = token_weights(old, engine, inputs["cap"])
+        assert each[0].item() == pytest.approx(expected["geometric"], abs=found["tol"])
+
+    def test_nucleus_sampling_is_corrected_by_its_weight(self, case: Any) -> None:
+        found = case("nucleus_bias")
+        expected = found["expected"]
+        old, engine = _tensor([expected["trainer_logp"]]), _tensor([expected["engine_logp"]])
+        weight = token_weights(old, engine, 2.0)
+        assert weight.item() == pytest.approx(expected["naive_ratio"], abs=found["tol"])
+        ratio = row_log_ratio(old, old, torch.tensor([0])).exp()
+        assert ratio.item() == expected["corrected_ratio"]
+
+    def test_effective_sample_size(self, case: Any) -> None:
+        found = case("effective_sample_size")
+        size = effective_sample_size(_tensor(found["inputs"]["weights"]))
+        assert size == pytest.approx(found["expected"]["ess"], abs=found["tol"])
 
     def test_sft_token_mean_over_the_batch(self, case: Any) -> None:
         found = case("sft_token_vs_sequence_mean")
@@ -197,15 +323,15 @@ class TestSharedCases:
 
 def test_kl_is_added_with_exactly_its_coefficient() -> None:
     tokens = _tokens([-1.0, -2.0], [-1.0, -2.0], [0.5, -0.5], reference=[-1.5, -1.0])
-    without = Grpo(GrpoSettings()).token_loss(tokens).loss_P
-    with_kl = Grpo(GrpoSettings(kl_coef=0.25)).token_loss(tokens).loss_P
+    without = PolicyGradient(PolicyGradientSettings()).token_loss(tokens).loss_P
+    with_kl = PolicyGradient(PolicyGradientSettings(kl_coef=0.25)).token_loss(tokens).loss_P
     k3 = [math.exp(-0.5) + 0.5 - 1, math.exp(1.0) - 1.0 - 1]
     assert (with_kl - without).tolist() == pytest.approx([0.25 * value for value in k3], abs=1e-15)
 
 
 def test_the_two_clip_ends_are_independent() -> None:
     ratio = _tensor([1.25, 0.75]).log()
-    loss, clipped = clipped_loss(ratio, _tensor([0.0, 0.0]), _tensor([1.0, -1.0]), 0.3, 0.28)
+    loss, clipped = clipped_loss(ratio, _tensor([1.0, -1.0]), 0.3, 0.28)
     assert loss.tolist() == pytest.approx([-1.25, 0.75])
     assert clipped.tolist() == [False, False]
 
@@ -213,11 +339,11 @@ def test_the_two_clip_ends_are_independent() -> None:
 @pytest.mark.parametrize("rewards", [[], [1.0], [0.3, 0.3 + 1e-7]])
 def test_groups_without_signal(rewards: list[float]) -> None:
     assert not has_spread(_tensor(rewards))
-    assert not group_advantages(_tensor(rewards), norm_by_std=True).any()
+    assert not group_advantages(_tensor(rewards)).any()
 
 
 def test_a_small_standard_deviation_is_not_blown_up() -> None:
-    advantages = group_advantages(_tensor([0.5, 0.5 + 2e-6]), norm_by_std=True)
+    advantages = group_advantages(_tensor([0.5, 0.5 + 2e-6]))
     assert advantages.abs().max() < 0.02
 
 
@@ -230,9 +356,9 @@ def test_rows_of_a_fork_average_inside_their_rollout() -> None:
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_a_rollout_counts_the_same_with_and_without_a_copy_of_its_row(aggregation: str) -> None:
-    settings = GrpoSettings(aggregation=aggregation, max_tokens=10)
-    plain = grpo_batch([[_rollout(0, 3), _rollout(1, 4)]], settings)
-    forked = grpo_batch([[_rollout(0, 3), _rollout(1, 4, 4)]], settings)
+    settings = PolicyGradientSettings(aggregation=aggregation, max_tokens=10)
+    plain = PolicyGradient(settings).batch([[_rollout(0, 3), _rollout(1, 4)]])
+    forked = PolicyGradient(settings).batch([[_rollout(0, 3), _rollout(1, 4, 4)]])
     for advantage in (-1, 1):
         sums = [
             batch.weights_T[np.sign(batch.advantages_T) == advantage].sum()
@@ -248,7 +374,7 @@ def test_groups_without_spread_are_counted_and_not_computed() -> None:
         [_rollout(1, 5)],
         [],
     ]
-    batch = grpo_batch(groups, GrpoSettings())
+    batch = PolicyGradient(PolicyGradientSettings()).batch(groups)
     assert batch.figures["groups/trained"] == 1
     assert batch.figures["groups/without_spread"] == 1
     assert batch.figures["groups/too_small"] == 2
@@ -259,7 +385,7 @@ def test_groups_without_spread_are_counted_and_not_computed() -> None:
 
 def test_groups_without_spread_are_computed_for_the_kl() -> None:
     groups = [[_rollout(1, 3), _rollout(1, 3)]]
-    batch = grpo_batch(groups, GrpoSettings(kl_coef=0.1))
+    batch = PolicyGradient(PolicyGradientSettings(kl_coef=0.1)).batch(groups)
     assert batch.tokens.counts == (3, 3)
     assert not batch.advantages_T.any()
 
@@ -274,7 +400,7 @@ def test_a_token_without_a_number_is_left_out_and_counted() -> None:
         spans=row.spans,
     )
     bad = ScoredRollout(rollout_id="bad", rows=(broken,), score=1.0)
-    batch = grpo_batch([[good, bad]], GrpoSettings())
+    batch = PolicyGradient(PolicyGradientSettings()).batch([[good, bad]])
     assert batch.tokens.counts == (3, 2)
     assert batch.figures["tokens/not_finite"] == 1
     assert batch.engine_logprobs_T is not None
@@ -282,14 +408,18 @@ def test_a_token_without_a_number_is_left_out_and_counted() -> None:
 
 
 def test_a_rollout_without_a_policy_token_votes_but_is_not_trained_on() -> None:
-    batch = grpo_batch([[_rollout(0, 0), _rollout(1, 2)]], GrpoSettings(norm_adv_by_std=False))
+    batch = PolicyGradient(PolicyGradientSettings(advantages=dr_grpo.advantages)).batch(
+        [[_rollout(0, 0), _rollout(1, 2)]]
+    )
     assert batch.tokens.counts == (2,)
     assert batch.advantages_T.tolist() == [0.5, 0.5]
 
 
 def test_a_score_that_is_no_number_is_refused_by_its_rollout() -> None:
     with pytest.raises(ValueError, match="rollout r7: its score is nan"):
-        grpo_batch([[_rollout(math.nan, 2, name="r7"), _rollout(1, 2)]], GrpoSettings())
+        PolicyGradient(PolicyGradientSettings()).batch(
+            [[_rollout(math.nan, 2, name="r7"), _rollout(1, 2)]]
+        )
 
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
@@ -297,7 +427,7 @@ def test_a_score_that_is_no_number_is_refused_by_its_rollout() -> None:
 def test_a_step_without_a_policy_token_is_an_empty_batch(
     groups: list[list[ScoredRollout]], kl_coef: float
 ) -> None:
-    batch = grpo_batch(groups, GrpoSettings(kl_coef=kl_coef))
+    batch = PolicyGradient(PolicyGradientSettings(kl_coef=kl_coef)).batch(groups)
     assert batch.tokens.num_tokens == 0
     assert len(batch.weights_T) == len(batch.advantages_T) == 0
 

@@ -41,11 +41,11 @@ def test_two_and_two_steps_equal_four(
     batches = [make_groups(seed, group_size=4) for seed in range(4)]
 
     straight = _trainer(make_policy(**settings))
-    figures = [straight.grpo_step(groups) for groups in batches]
+    figures = [straight.rollout_step(groups) for groups in batches]
 
     first = _trainer(make_policy(**settings))
     for groups in batches[:2]:
-        first.grpo_step(groups)
+        first.rollout_step(groups)
     save_checkpoint(tmp_path / "checkpoints", first, {"cursor": 17})
 
     second = _trainer(make_policy(**settings))
@@ -54,7 +54,7 @@ def test_two_and_two_steps_equal_four(
     assert found.state == {"cursor": 17}
     load_checkpoint(found, second)
     assert (second.step, second.policy_version) == (2, 2)
-    resumed = [second.grpo_step(groups) for groups in batches[2:]]
+    resumed = [second.rollout_step(groups) for groups in batches[2:]]
 
     assert resumed == figures[2:]
     assert torch.equal(_weights(second), _weights(straight))
@@ -65,7 +65,7 @@ def test_the_reference_comes_back_from_the_checkpoint(
 ) -> None:
     make_policy().export_adapter(tmp_path / "start")
     first = _trainer(make_policy(fresh=True, adapter=tmp_path / "start"))
-    first.grpo_step(make_groups(0))
+    first.rollout_step(make_groups(0))
     save_checkpoint(tmp_path / "checkpoints", first, {})
     # The folder that the run started from is overwritten meanwhile.
     make_policy(seed=9).export_adapter(tmp_path / "start")
@@ -73,7 +73,7 @@ def test_the_reference_comes_back_from_the_checkpoint(
     found = latest_checkpoint(tmp_path / "checkpoints")
     assert found is not None
     load_checkpoint(found, second)
-    assert second.grpo_step(make_groups(1))["kl"] == first.grpo_step(make_groups(1))["kl"]
+    assert second.rollout_step(make_groups(1))["kl"] == first.rollout_step(make_groups(1))["kl"]
 
 
 def test_the_random_state_comes_back(make_policy: MakePolicy, tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_saving_changes_neither_weights_nor_steps(
     results = []
     for save in (True, False):
         trainer = _trainer(make_policy())
-        trainer.grpo_step(make_groups(0))
+        trainer.rollout_step(make_groups(0))
         if save:
             save_checkpoint(tmp_path, trainer, {})
-        trainer.grpo_step(make_groups(1))
+        trainer.rollout_step(make_groups(1))
         results.append(_weights(trainer))
     assert torch.equal(*results)

@@ -66,10 +66,10 @@ def test_smollm2_learns_from_rewards(policy: Policy) -> None:
     schedule = ScheduleSettings(learning_rate=1e-3, max_steps=4)
     trainer = Trainer(policy, TrainerSettings(schedule=schedule))
     group = _group(1)
-    first, second = trainer.grpo_step([group]), trainer.grpo_step([group])
+    first, second = trainer.rollout_step([group]), trainer.rollout_step([group])
     assert first["kl"] == 0.0
     assert second["kl"] > 0.0
     # With the same rollouts again, the loss says how much likelier the good ones became.
-    third = trainer.grpo_step([group])
+    third = trainer.rollout_step([group])
     assert third["kl"] > second["kl"]
     assert third["mismatch/mean"] != first["mismatch/mean"]

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from learner.ports import ScoredRollout, Stopped
-from learner.training.algorithms.grpo import GrpoSettings
+from learner.training.algorithms.policy_gradient import PolicyGradientSettings
+from learner.training.algorithms.table import KINDS
 from learner.training.errors import NonFiniteStep
 from learner.training.logprobs import TreeScorer
 from learner.training.model import Policy
@@ -72,9 +73,9 @@ def test_grpo_makes_good_answers_likelier(make_policy: MakePolicy, make_groups: 
     policy = make_policy(fresh=True)
     groups = _with_engine(policy, make_groups(5, group_size=4))
     trainer = _trainer(policy)
-    first = trainer.grpo_step(groups)
+    first = trainer.rollout_step(groups)
     for _ in range(4):
-        trainer.grpo_step(groups)
+        trainer.rollout_step(groups)
     after = _with_engine(policy, groups)
 
     def gain(best: bool) -> float:
@@ -110,24 +111,26 @@ def test_kl_at_step_0_is_exactly_0_and_grows(
         policy = make_policy(fresh=True, adapter=tmp_path)
     else:
         policy = make_policy(fresh=True)
-    trainer = _trainer(policy, grpo=GrpoSettings(kl_coef=kl_coef))
+    trainer = _trainer(policy, policy_gradient=PolicyGradientSettings(kl_coef=kl_coef))
     groups = make_groups(1)
-    assert trainer.grpo_step(groups)["kl"] == 0.0
-    assert trainer.grpo_step(groups)["kl"] > 0.0
+    assert trainer.rollout_step(groups)["kl"] == 0.0
+    assert trainer.rollout_step(groups)["kl"] > 0.0
 
 
 def test_kl_holds_the_policy_back(make_policy: MakePolicy, make_groups: MakeGroups) -> None:
     kl = {}
     for coefficient in (0.0, 5.0):
-        trainer = _trainer(make_policy(fresh=True), grpo=GrpoSettings(kl_coef=coefficient))
-        kl[coefficient] = [trainer.grpo_step(make_groups(1))["kl"] for _ in range(6)][-1]
+        trainer = _trainer(
+            make_policy(fresh=True), policy_gradient=PolicyGradientSettings(kl_coef=coefficient)
+        )
+        kl[coefficient] = [trainer.rollout_step(make_groups(1))["kl"] for _ in range(6)][-1]
     assert kl[5.0] < 0.5 * kl[0.0]
 
 
 def test_kl_is_not_measured_where_nobody_asks(
     make_policy: MakePolicy, make_groups: MakeGroups
 ) -> None:
-    assert "kl" not in _trainer(make_policy(), measure_kl=False).grpo_step(make_groups(1))
+    assert "kl" not in _trainer(make_policy(), measure_kl=False).rollout_step(make_groups(1))
     assert "kl" not in _trainer(make_policy()).sft_step(_rows(make_groups(1)))
 
 
@@ -138,8 +141,10 @@ def test_measured_kl_is_that_of_one_micro_batch_after_the_other(
     still = replace(SCHEDULE, learning_rate=0.0)
     groups = make_groups(1)
     parts = _trainer(policy, schedule=still, max_nodes=16)
-    measured = [parts.grpo_step(groups)["kl"] for _ in range(12)]
-    whole = _trainer(policy, schedule=still, grpo=GrpoSettings(kl_coef=1e-9)).grpo_step(groups)
+    measured = [parts.rollout_step(groups)["kl"] for _ in range(12)]
+    whole = _trainer(
+        policy, schedule=still, policy_gradient=PolicyGradientSettings(kl_coef=1e-9)
+    ).rollout_step(groups)
     assert min(measured) < whole["kl"] < max(measured)
     assert len(set(measured)) > 1
 
@@ -157,7 +162,7 @@ def _gradients(
             seen[name] = parameter.grad.clone()
 
     trainer.optimizer.register_step_pre_hook(keep)
-    return seen, trainer.grpo_step(groups)
+    return seen, trainer.rollout_step(groups)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -165,14 +170,100 @@ def _gradients(
 def test_micro_batches_do_not_change_the_gradient(
     make_policy: MakePolicy, make_groups: MakeGroups, seed: int, aggregation: str
 ) -> None:
-    settings = GrpoSettings(kl_coef=0.05, aggregation=aggregation, max_tokens=20)
+    settings = PolicyGradientSettings(kl_coef=0.05, aggregation=aggregation, max_tokens=20)
     groups = make_groups(seed, num_groups=3)
-    whole, figures = _gradients(make_policy(), groups, grpo=settings, max_nodes=10_000)
-    split, same = _gradients(make_policy(), groups, grpo=settings, max_nodes=16)
+    whole, figures = _gradients(make_policy(), groups, policy_gradient=settings, max_nodes=10_000)
+    split, same = _gradients(make_policy(), groups, policy_gradient=settings, max_nodes=16)
     for name, gradient in whole.items():
         assert (split[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
     for name in ("loss", "kl", "entropy", "mismatch/mean", "grad_norm"):
         assert same[name] == pytest.approx(figures[name], rel=1e-4, abs=1e-7), name
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("kl_coef", "kl_in_reward"), [(0.0, False), (0.3, False), (0.3, True)])
+def test_micro_batches_do_not_change_any_algorithm(
+    make_policy: MakePolicy, make_groups: MakeGroups, name: str, kl_coef: float, kl_in_reward: bool
+) -> None:
+    settings = replace(
+        KINDS[name],
+        kl_coef=kl_coef,
+        kl_in_reward=kl_in_reward,
+        importance_sampling="sequence" if name == "gspo" else "token",
+        overlong_buffer=8,
+        max_tokens=12,
+    )
+    groups = make_groups(len(name), num_groups=3)
+    whole, figures = _gradients(make_policy(), groups, policy_gradient=settings, max_nodes=10_000)
+    split, same = _gradients(make_policy(), groups, policy_gradient=settings, max_nodes=16)
+    assert any(gradient.norm() > 0 for gradient in whole.values())
+    for part, gradient in whole.items():
+        assert (split[part] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9, part
+    assert same["loss"] == pytest.approx(figures["loss"], rel=1e-4, abs=1e-7)
+
+
+def _plain_logprobs(policy: Policy, row: TokenRow) -> torch.Tensor:
+    ids, mask = torch.tensor(row.token_ids), torch.tensor(row.loss_mask)
+    logprobs = policy.model(ids[None]).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(-1, ids[1:, None])[:, 0][mask[1:]]
+
+
+def _same_gradients(policy: Policy, found: dict[str, torch.Tensor]) -> None:
+    for name, parameter in policy.parameters.items():
+        assert parameter.grad is not None
+        assert (found[name] - parameter.grad).norm() <= 1e-4 * parameter.grad.norm() + 1e-9, name
+
+
+def test_the_kl_of_reinforce_pp_is_in_the_return_of_each_token(
+    make_policy: MakePolicy, make_groups: MakeGroups
+) -> None:
+    groups = make_groups(4)
+    beta = 0.2
+    settings = replace(KINDS["reinforce_pp"], kl_coef=beta, kl_estimator="k1", kl_in_reward=True)
+    found, _ = _gradients(make_policy(reference="base"), groups, policy_gradient=settings)
+    policy = make_policy(reference="base")
+    returns, chosen, shares = [], [], []
+    for group in groups:
+        for rollout in group:
+            for row in rollout.rows:
+                logprobs = _plain_logprobs(policy, row)
+                with policy.reference(), torch.no_grad():
+                    kl = logprobs.detach() - _plain_logprobs(policy, row)
+                returns.append(rollout.score - beta * kl.flip(0).cumsum(0).flip(0))
+                chosen.append(logprobs)
+                shares.append(torch.full_like(kl, 1 / len(rollout.rows)))
+    flat, share = torch.cat(returns), torch.cat(shares)
+    advantages = (flat - flat.mean()) / flat.std()
+    loss = -(share * advantages * torch.cat(chosen)).sum() / share.sum()
+    loss.backward()
+    _same_gradients(policy, found)
+
+
+def test_the_ratio_of_gspo_is_one_per_row(make_policy: MakePolicy, make_groups: MakeGroups) -> None:
+    groups = make_groups(6)
+    settings = replace(KINDS["gspo"], clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean")
+    trained = _trainer(make_policy(), policy_gradient=settings, updates_per_step=3)
+    figures = trained.rollout_step(groups)
+    # All tokens of a row are clipped or none is, and with so narrow a range the second update clips most.
+    assert 0.2 < figures["clip_frac"] < 0.9
+
+
+def test_groups_that_teach_nothing_do_not_dilute_dapo(
+    make_policy: MakePolicy, make_groups: MakeGroups
+) -> None:
+    teaching = [
+        group for group in make_groups(3, num_groups=4) if len({r.score for r in group}) > 1
+    ]
+    silent = [[replace(r, score=1.0) for r in group] for group in make_groups(8)]
+    alone, _ = _gradients(make_policy(), teaching, policy_gradient=KINDS["dapo"])
+    beside, figures = _gradients(make_policy(), teaching + silent, policy_gradient=KINDS["dapo"])
+    diluted, _ = _gradients(make_policy(), teaching + silent, policy_gradient=KINDS["grpo"])
+    assert figures["groups/without_spread"] == 2
+    for name, gradient in alone.items():
+        assert (beside[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9
+    assert sum(float(g.norm()) for g in diluted.values()) < 0.9 * sum(
+        float(g.norm()) for g in alone.values()
+    )
 
 
 def test_the_gradient_is_that_of_the_formula(
@@ -203,7 +294,7 @@ def test_several_updates_clip_against_the_policy_before_the_first(
     make_policy: MakePolicy, make_groups: MakeGroups
 ) -> None:
     trainer = _trainer(make_policy(), updates_per_step=4)
-    figures = trainer.grpo_step(make_groups(5))
+    figures = trainer.rollout_step(make_groups(5))
     assert figures["updates"] == 4
     assert figures["clip_frac"] > 0
     assert trainer.policy_version == 1
@@ -216,7 +307,7 @@ def test_without_a_signal_the_weights_stay(
     trainer = _trainer(policy)
     before = _weights(policy)
     flat = [[replace(r, score=1.0) for r in group] for group in make_groups(0)]
-    figures = trainer.grpo_step(flat)
+    figures = trainer.rollout_step(flat)
     assert figures["updates"] == 0
     assert figures["groups/without_spread"] == 2
     assert "loss" not in figures
@@ -231,12 +322,12 @@ def test_a_step_that_is_not_finite_changes_nothing(
     policy = make_policy()
     trainer = _trainer(policy, updates_per_step=updates, max_nodes=16)
     groups = make_groups(5)
-    trainer.grpo_step(groups)
+    trainer.rollout_step(groups)
     with torch.no_grad():
         next(iter(policy.parameters.values()))[0, 0] = math.nan
     before, steps = _weights(policy), _steps(trainer)
     with pytest.raises(NonFiniteStep, match=r"is nan; the weights are unchanged") as caught:
-        trainer.grpo_step(groups)
+        trainer.rollout_step(groups)
     assert "r0-0" in caught.value.rollout_ids
     after = _weights(policy)
     assert all(
@@ -258,7 +349,7 @@ def test_a_stop_between_micro_batches_undoes_the_step(
     policy = make_policy()
     trainer = _trainer(policy, updates_per_step=2, max_nodes=16)
     groups = make_groups(5)
-    trainer.grpo_step(groups)
+    trainer.rollout_step(groups)
     before, steps = _weights(policy), _steps(trainer)
     stop = Event()
 
@@ -267,11 +358,11 @@ def test_a_stop_between_micro_batches_undoes_the_step(
             stop.set()
 
     with pytest.raises(Stopped):
-        trainer.grpo_step(groups, progress=stop_in_the_second_update, stop=stop)
+        trainer.rollout_step(groups, progress=stop_in_the_second_update, stop=stop)
     assert _same(before, _weights(policy))
     assert _steps(trainer) == steps
     stop.clear()
-    trainer.grpo_step(groups, stop=stop)
+    trainer.rollout_step(groups, stop=stop)
 
 
 def test_a_step_after_a_stop_equals_one_without(
@@ -282,13 +373,13 @@ def test_a_step_after_a_stop_equals_one_without(
     for interrupted in (True, False):
         policy = make_policy()
         trainer = _trainer(policy, updates_per_step=2, max_nodes=16)
-        trainer.grpo_step(groups)
+        trainer.rollout_step(groups)
         if interrupted:
             stop = Event()
             stop.set()
             with pytest.raises(Stopped):
-                trainer.grpo_step(groups, stop=stop)
-        trainer.grpo_step(groups)
+                trainer.rollout_step(groups, stop=stop)
+        trainer.rollout_step(groups)
         results.append(_weights(policy))
     assert _same(*results)
 

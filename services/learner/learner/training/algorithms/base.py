@@ -4,12 +4,35 @@ Shapes: T policy tokens of a batch, P policy tokens of a micro-batch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from learner.training.rows import FloatArray, PolicyTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RolloutRewards:
+    """What the rollouts of a batch earned, for advantages that are made later."""
+
+    groups: tuple[torch.Tensor, ...]
+    """Rewards of each group's members, in float64; all of them, those without a row too."""
+    rollout_R: tuple[int, ...]
+    """Place of each row's rollout among all members."""
+
+    def less(self, costs_R: FloatArray) -> list[torch.Tensor]:
+        """Returns the rewards of each group less what the rows cost; rows of a fork share the rollout's cost."""
+        rollouts = np.asarray(self.rollout_R)
+        size = sum(len(rewards) for rewards in self.groups)
+        rows = np.bincount(rollouts, minlength=size)
+        costs = np.bincount(rollouts, weights=costs_R, minlength=size) / np.maximum(rows, 1)
+        edges = np.cumsum([len(rewards) for rewards in self.groups])[:-1]
+        return [
+            rewards - torch.from_numpy(part)
+            for rewards, part in zip(self.groups, np.split(costs, edges), strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,8 +49,14 @@ class Batch:
     """Zeros where an algorithm has none."""
     engine_logprobs_T: FloatArray | None = None
     """What the engine said when it sampled; None for text that no policy sampled."""
+    rewards: RolloutRewards | None = None
+    """Of rollouts; None for text that no policy sampled."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What was found while the batch was put together, by metric name."""
+
+    def with_advantages(self, advantages_T: FloatArray) -> "Batch":
+        """Returns the same batch with other advantages."""
+        return replace(self, advantages_T=advantages_T)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,6 +70,10 @@ class ScoredTokens:
     reference_logprobs_P: torch.Tensor
     """Of the reference policy; not a number where the algorithm asks for none."""
     advantages_P: torch.Tensor
+    engine_logprobs_P: torch.Tensor
+    """What the engine said; not a number for text that no policy sampled."""
+    row_P: torch.Tensor
+    """Row of each token in the batch; a micro-batch holds all tokens of its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,6 +83,8 @@ class TokenLoss:
     loss_P: torch.Tensor
     clipped_P: torch.Tensor | None = None
     """Whether the token's ratio was clipped, where the algorithm clips."""
+    importance_P: torch.Tensor | None = None
+    """Weight of what the engine sampled otherwise, where the algorithm corrects for it."""
 
 
 class Algorithm(Protocol):
@@ -58,6 +93,17 @@ class Algorithm(Protocol):
     @property
     def needs_reference(self) -> bool:
         """Whether the loss depends on the reference policy."""
+        ...
+
+    @property
+    def needs_scores_first(self) -> bool:
+        """Whether advantages depend on log-probabilities, so that a first pass over the batch comes before."""
+        ...
+
+    def advantages(
+        self, batch: Batch, old_logprobs_T: FloatArray, reference_logprobs_T: FloatArray
+    ) -> FloatArray:
+        """Returns the advantages of a batch after the first pass."""
         ...
 
     def token_loss(self, tokens: ScoredTokens) -> TokenLoss:

@@ -11,7 +11,7 @@ import numpy as np
 
 from learner.training.algorithms.aggregation import AGGREGATIONS
 from learner.training.algorithms.base import Batch, ScoredTokens, TokenLoss
-from learner.training.rows import MaskedRow, policy_tokens
+from learner.training.rows import FloatArray, MaskedRow, policy_tokens
 
 
 class Sft:
@@ -21,6 +21,17 @@ class Sft:
     def needs_reference(self) -> bool:
         """Never."""
         return False
+
+    @property
+    def needs_scores_first(self) -> bool:
+        """Never."""
+        return False
+
+    def advantages(
+        self, batch: Batch, old_logprobs_T: FloatArray, reference_logprobs_T: FloatArray
+    ) -> FloatArray:
+        """Returns the zeros of the batch: nothing is better or worse than the text."""
+        return batch.advantages_T
 
     def token_loss(self, tokens: ScoredTokens) -> TokenLoss:
         """Returns the negative log-probabilities."""

@@ -52,7 +52,7 @@ class Progressed:
         return cls(step=restored.step, version=restored.policy_version, **restored.state)
 
 
-class GrpoJob:
+class ReinforcementJob:
     """One reinforcement run."""
 
     def __init__(
@@ -176,7 +176,9 @@ class GrpoJob:
         ) as step_span:
             spans = [self._train_span(attempt, step, step_span) for attempt in trained]
             try:
-                return await self._core.grpo_step(groups, context.report.progress(step, "training"))
+                return await self._core.rollout_step(
+                    groups, context.report.progress(step, "training")
+                )
             finally:
                 for span in spans:
                     span.end()

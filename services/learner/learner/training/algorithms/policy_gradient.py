@@ -1,0 +1,150 @@
+"""The loss that all reinforcement algorithms share: a clipped ratio times the advantage, and a KL.
+
+    l_t = w_t * -min(rho_t A_t, clip(rho_t) A_t) + kl_coef * KL_t
+
+They are told apart by their advantages, the kind of ratio, the place of the KL and the aggregation; `table` holds who
+takes what. With the KL in the reward, its sum over a rollout's policy tokens is taken from the score before the
+advantages are made, so these wait for a first pass over the batch.
+
+Shapes: P policy tokens of a micro-batch, T of a batch, R rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from learner.ports import ScoredRollout
+from learner.training.algorithms.base import Batch, ScoredTokens, TokenLoss
+from learner.training.algorithms.grpo import advantages as grpo_advantages
+from learner.training.algorithms.importance import sequence_weights, token_weights
+from learner.training.algorithms.kl import KL_ESTIMATES
+from learner.training.algorithms.ratios import clipped_loss, row_log_ratio, token_log_ratio
+from learner.training.algorithms.reinforce_pp import normalised, returns_to_go
+from learner.training.algorithms.rollout_batch import (
+    Advantages,
+    RolloutBatchSettings,
+    rollout_batch,
+)
+from learner.training.rows import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradientSettings:
+    """What may be chosen."""
+
+    advantages: Advantages = grpo_advantages
+    per_token_returns: bool = False
+    """Advantages are the returns of tokens, normalised over the batch (REINFORCE++), and not one per rollout."""
+    only_groups_that_teach: bool = False
+    """Groups without spread are as if they had not been sampled (DAPO)."""
+    ratio_of_rows: bool = False
+    """The ratio of a whole row (GSPO) instead of each token's."""
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 0.0
+    kl_coef: float = 0.0
+    kl_estimator: str = "k3"
+    kl_in_reward: bool = False
+    importance_sampling: str = "none"
+    """none, token or sequence: weights for what the engine sampled otherwise."""
+    importance_cap: float = 2.0
+    aggregation: str = "token_mean"
+    max_tokens: int = 1
+    """Policy tokens that a rollout may have."""
+    overlong_buffer: int = 0
+
+
+class PolicyGradient:
+    """One algorithm of the family."""
+
+    def __init__(self, settings: PolicyGradientSettings) -> None:
+        """Takes what tells it apart."""
+        self._settings = settings
+
+    @property
+    def needs_reference(self) -> bool:
+        """Where the KL has a weight."""
+        return self._settings.kl_coef > 0
+
+    @property
+    def needs_scores_first(self) -> bool:
+        """Where the KL is a part of the reward."""
+        return self._settings.kl_in_reward and self._settings.kl_coef > 0
+
+    def batch(self, groups: Sequence[Sequence[ScoredRollout]]) -> Batch:
+        """Puts scored rollouts together.
+
+        Raises:
+            ValueError: a score is not finite, or a row cannot be trained on.
+        """
+        settings = self._settings
+        batch = rollout_batch(
+            groups,
+            settings.advantages,
+            RolloutBatchSettings(
+                aggregation=settings.aggregation,
+                max_tokens=settings.max_tokens,
+                overlong_buffer=settings.overlong_buffer,
+                only_groups_that_teach=settings.only_groups_that_teach,
+                keep_all=settings.kl_coef > 0 or settings.per_token_returns,
+            ),
+        )
+        if settings.per_token_returns and not self.needs_scores_first:
+            free = np.zeros(batch.tokens.num_tokens)
+            return batch.with_advantages(self._returns(batch, free))
+        return batch
+
+    def advantages(
+        self, batch: Batch, old_logprobs_T: FloatArray, reference_logprobs_T: FloatArray
+    ) -> FloatArray:
+        """Returns the advantages of a batch whose reward holds the KL."""
+        settings = self._settings
+        kl_T = KL_ESTIMATES[settings.kl_estimator](
+            torch.from_numpy(old_logprobs_T), torch.from_numpy(reference_logprobs_T)
+        ).numpy()
+        costs_T = settings.kl_coef * kl_T
+        if settings.per_token_returns:
+            return self._returns(batch, costs_T)
+        assert batch.rewards is not None
+        costs_R = np.add.reduceat(costs_T, np.cumsum([0, *batch.tokens.counts[:-1]]))
+        rewards = batch.rewards.less(costs_R)
+        found = torch.cat(settings.advantages(rewards)).numpy()
+        by_row = found[np.asarray(batch.rewards.rollout_R)]
+        return np.repeat(by_row, batch.tokens.counts)
+
+    def _returns(self, batch: Batch, costs_T: FloatArray) -> FloatArray:
+        assert batch.rewards is not None
+        flat = torch.cat([*batch.rewards.groups, torch.empty(0, dtype=torch.float64)]).numpy()
+        rewards = flat[np.asarray(batch.rewards.rollout_R, dtype=np.int64)]
+        return normalised(returns_to_go(rewards.tolist(), costs_T, batch.tokens.counts))
+
+    def token_loss(self, tokens: ScoredTokens) -> TokenLoss:
+        """Returns the loss of each token, KL included where it is in the loss."""
+        settings = self._settings
+        new, old = tokens.logprobs_P, tokens.old_logprobs_P
+        loss_P, clipped_P = clipped_loss(
+            row_log_ratio(new, old, tokens.row_P)
+            if settings.ratio_of_rows
+            else token_log_ratio(new, old),
+            tokens.advantages_P,
+            settings.clip_low,
+            settings.clip_high,
+            settings.dual_clip,
+        )
+        weights_P = self._importance(tokens)
+        if weights_P is not None:
+            loss_P = loss_P * weights_P
+        if settings.kl_coef > 0 and not settings.kl_in_reward:
+            kl_P = KL_ESTIMATES[settings.kl_estimator](new, tokens.reference_logprobs_P)
+            loss_P = loss_P + settings.kl_coef * kl_P
+        return TokenLoss(loss_P=loss_P, clipped_P=clipped_P, importance_P=weights_P)
+
+    def _importance(self, tokens: ScoredTokens) -> torch.Tensor | None:
+        settings, old, engine = self._settings, tokens.old_logprobs_P, tokens.engine_logprobs_P
+        if settings.importance_sampling == "none":
+            return None
+        if settings.importance_sampling == "token":
+            return token_weights(old, engine, settings.importance_cap)
+        return sequence_weights(old, engine, tokens.row_P, settings.importance_cap)

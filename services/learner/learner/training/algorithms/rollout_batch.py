@@ -1,0 +1,167 @@
+"""Puts the scored rollouts of some groups together to one optimiser batch.
+
+Only scored rollouts take part. A token whose engine log-probability is not a number is left out and counted. Tokens of
+rollouts without advantage count in the averages as in the formulas, but where no KL asks for them they are not
+computed: they would add exactly nothing.
+
+Shapes: T policy tokens, R rows, N rollouts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from learner.ports import ScoredRollout
+from learner.training.algorithms.aggregation import AGGREGATIONS
+from learner.training.algorithms.base import Batch, RolloutRewards
+from learner.training.algorithms.dapo import teaches
+from learner.training.algorithms.grpo import has_spread
+from learner.training.algorithms.overlong import overlong_penalty
+from learner.training.rows import BoolArray, FloatArray, policy_tokens
+
+Advantages = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+"""From the rewards of each group's members to their advantages, both in float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatchSettings:
+    """How a batch is put together."""
+
+    aggregation: str = "token_mean"
+    max_tokens: int = 1
+    """Policy tokens that a rollout may have: the divisor of aggregation constant, the end of the overlong buffer."""
+    overlong_buffer: int = 0
+    """Policy tokens before max_tokens over which a penalty rises to 1; 0 means no penalty."""
+    keep_all: bool = False
+    """Keep the tokens of rollouts without advantage, for a KL or for advantages that are known later."""
+    only_groups_that_teach: bool = False
+    """Leave groups without spread out of the averages too, as dynamic sampling does."""
+
+
+def rollout_batch(
+    groups: Sequence[Sequence[ScoredRollout]],
+    advantages: Advantages,
+    settings: RolloutBatchSettings,
+) -> Batch:
+    """Puts the scored rollouts together; where nothing is scored the batch is empty, and its figures say so.
+
+    Raises:
+        ValueError: a score is not finite, or a row cannot be trained on.
+    """
+    members = [_Member.of(rollout) for group in groups for rollout in group]
+    rewards = _rewards(groups, members, settings)
+    if settings.only_groups_that_teach:
+        members = _without_silent_groups(groups, rewards, members)
+    per_rollout = [value for found in advantages(rewards) for value in found.tolist()]
+    counts = [member.counts for member in members if member.counts]
+    aggregate = AGGREGATIONS[settings.aggregation]
+    weights = iter(aggregate(counts, settings.max_tokens) if counts else [])
+    rows: list[_Row] = []
+    row_weights: list[float] = []
+    row_rollouts: list[int] = []
+    for index, (member, advantage) in enumerate(zip(members, per_rollout, strict=True)):
+        weight = next(weights) if member.counts else []
+        if advantage == 0.0 and not settings.keep_all:
+            continue
+        rows += member.rows
+        row_weights += weight
+        row_rollouts += [index] * len(member.rows)
+    tokens = policy_tokens(rows)
+    engine = [row.logprobs[row.loss_mask] for row in rows]
+    by_row = np.asarray([per_rollout[index] for index in row_rollouts], dtype=np.float64)
+    return Batch(
+        tokens=tokens,
+        weights_T=np.repeat(np.asarray(row_weights), tokens.counts),
+        advantages_T=np.repeat(by_row, tokens.counts),
+        engine_logprobs_T=np.concatenate(engine) if engine else np.empty(0),
+        rewards=RolloutRewards(groups=tuple(rewards), rollout_R=tuple(row_rollouts)),
+        figures=_figures(rewards)
+        | {
+            "tokens/trained": float(tokens.num_tokens),
+            "tokens/not_finite": float(sum(member.not_finite for member in members)),
+        },
+    )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Row:
+    token_ids: Sequence[int]
+    loss_mask: BoolArray
+    logprobs: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Member:
+    rows: list[_Row]
+    counts: list[int]
+    not_finite: int
+
+    @property
+    def length(self) -> int:
+        """Policy tokens of its longest row, those that are not finite too."""
+        return max(self.counts, default=0) + self.not_finite
+
+    @classmethod
+    def of(cls, rollout: ScoredRollout) -> "_Member":
+        """Reads the rows that have a policy token."""
+        rows = []
+        not_finite = 0
+        for source in rollout.rows:
+            mask = np.asarray(source.loss_mask, dtype=bool)
+            logprobs = np.asarray(source.logprobs, dtype=np.float64)
+            usable = mask & np.isfinite(logprobs)
+            not_finite += int(mask.sum() - usable.sum())
+            if usable.any():
+                rows.append(_Row(token_ids=source.token_ids, loss_mask=usable, logprobs=logprobs))
+        return cls(rows=rows, counts=[int(r.loss_mask.sum()) for r in rows], not_finite=not_finite)
+
+
+def _without_silent_groups(
+    groups: Sequence[Sequence[ScoredRollout]],
+    rewards: Sequence[torch.Tensor],
+    members: Sequence[_Member],
+) -> list[_Member]:
+    """Takes the rows from members of groups whose rewards do not differ."""
+    kept = [keep for group, keep in zip(groups, teaches(rewards), strict=True) for _ in group]
+    return [
+        member if keep else _Member(rows=[], counts=[], not_finite=member.not_finite)
+        for member, keep in zip(members, kept, strict=True)
+    ]
+
+
+def _rewards(
+    groups: Sequence[Sequence[ScoredRollout]],
+    members: Sequence[_Member],
+    settings: RolloutBatchSettings,
+) -> list[torch.Tensor]:
+    """Returns the scores of each group, less what is taken for length."""
+    rewards = []
+    following = iter(members)
+    for group in groups:
+        scores = []
+        for rollout in group:
+            if not np.isfinite(rollout.score):
+                raise ValueError(
+                    f"rollout {rollout.rollout_id}: its score is {rollout.score}; "
+                    "a finite number is right"
+                )
+            penalty = overlong_penalty(
+                next(following).length,
+                longest=settings.max_tokens,
+                buffer=settings.overlong_buffer,
+            )
+            scores.append(rollout.score + penalty)
+        rewards.append(torch.tensor(scores, dtype=torch.float64))
+    return rewards
+
+
+def _figures(rewards: Sequence[torch.Tensor]) -> dict[str, float]:
+    spread = sum(has_spread(rewards_G) for rewards_G in rewards)
+    small = sum(len(rewards_G) < 2 for rewards_G in rewards)
+    return {
+        "groups/trained": float(spread),
+        "groups/too_small": float(small),
+        "groups/without_spread": float(len(rewards) - spread - small),
+    }

@@ -125,6 +125,13 @@ class Fields:
         value = self.values.get(key)
         return value if isinstance(value, int) else int(number)
 
+    def flag(self, key: str, default: bool) -> bool:
+        """Read true or false."""
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            self.problems.add(self.at(key), f"must be true or false, found {shown(value)}")
+        return value is True
+
     def texts(self, key: str) -> tuple[str, ...]:
         """Read a non-empty list of non-empty texts."""
         value = self._take(key, None)

@@ -1,7 +1,8 @@
 """Fixtures of the grader's tests: one checker process, records, definitions."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -102,3 +103,27 @@ def make_record(demo_json: str) -> MakeRecord:
         )
 
     return make
+
+
+WithTurns = Callable[..., RolloutRecord]
+
+
+def made_call(name: str, arguments: str, result: str = "1", error_kind: str = "") -> ToolCallRecord:
+    call = ToolCall(tool_call_id="c", name=name, arguments_json=arguments)
+    return ToolCallRecord(call=call, result=result, error_kind=error_kind)
+
+
+@pytest.fixture
+def with_turns() -> WithTurns:
+    """Give a record turns; each is a list of calls: name, arguments as JSON, result, kind of error."""
+
+    def give(record: RolloutRecord, *turns: Sequence[Sequence[str]]) -> RolloutRecord:
+        made = (
+            replace(
+                record.turns[0], turn=turn, tool_calls=tuple(made_call(*call) for call in calls)
+            )
+            for turn, calls in enumerate(turns)
+        )
+        return replace(record, turns=tuple(made))
+
+    return give

@@ -2,16 +2,28 @@
 
 from collections.abc import Mapping
 
-from grader.kinds import answer, efficiency, label_model, length, multi, score_model, string_check
+from grader.kinds import (
+    answer,
+    efficiency,
+    format,
+    label_model,
+    length,
+    multi,
+    score_model,
+    step,
+    string_check,
+)
 from grader.kinds.base import ParseGrader
 
 KINDS: Mapping[str, ParseGrader] = {
     "answer": answer.parse,
     "efficiency": efficiency.parse,
+    "format": format.parse,
     "label_model": label_model.parse,
     "length": length.parse,
     "multi": multi.parse,
     "score_model": score_model.parse,
+    "step": step.parse,
     "string_check": string_check.parse,
 }
 """Add a kind by one file beside these and one line here."""

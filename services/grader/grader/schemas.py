@@ -1,0 +1,122 @@
+"""JSON Schemas of definitions (draft 2020-12), checked within bounds.
+
+The package jsonschema would fetch a `$ref` to another address, search patterns without a time limit and compare the
+elements of `uniqueItems` pair by pair; here a reference stays inside the schema, patterns are `grader.patterns`, and
+`patternProperties` is refused.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jsonschema import Draft202012Validator, SchemaError, ValidationError, validators
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from grader.jsonvalues import is_deep, is_list
+from grader.patterns import PatternError, compile_pattern
+from grader.results import GradingFaultError
+from trajectory.types import GraderErrorKind
+
+
+class UnsoundSchemaError(ValueError):
+    """The value is no JSON Schema, or one that is not supported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """A checked schema."""
+
+    validator: Any
+    """Of a class that jsonschema makes at run time."""
+
+    def problem(self, value: object) -> str:
+        """Return where a value first breaks the schema and how; empty if it fits.
+
+        Args:
+            value: JSON that is not deep.
+
+        Raises:
+            GradingFaultError: a pattern took too long, kind timeout; the schema refers to itself without end, kind
+                definition.
+        """
+        try:
+            error = next(self.validator.iter_errors(value), None)
+        except (RecursionError, Unresolvable) as err:
+            raise GradingFaultError(
+                f"the JSON schema cannot be applied: {err or 'it refers to itself without end'}",
+                kind=GraderErrorKind.DEFINITION,
+                retryable=False,
+                client=True,
+            ) from err
+        return "" if error is None else f"{error.json_path}: {error.message[:200]}"
+
+
+def parse_schema(schema: object) -> Schema:
+    """Check a schema.
+
+    Raises:
+        UnsoundSchemaError: it is none, or uses what is not supported.
+    """
+    if not isinstance(schema, dict) or is_deep(schema):
+        raise UnsoundSchemaError("must be an object that is not nested too deep")
+    for key, value in _entries(schema):
+        if key == "patternProperties":
+            raise UnsoundSchemaError("uses patternProperties, which is not supported")
+        if key in ("$ref", "$dynamicRef") and not str(value).startswith("#"):
+            raise UnsoundSchemaError(f"refers to {value!r}; a reference must begin with #")
+        if key == "pattern" and isinstance(value, str):
+            try:
+                compile_pattern(value)
+            except PatternError as err:
+                raise UnsoundSchemaError(f"pattern {value!r} {err}") from err
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as err:
+        raise UnsoundSchemaError(
+            f"is no JSON schema: {err.json_path}: {err.message[:200]}"
+        ) from err
+    return Schema(validator=_Validator(schema, registry=Registry()))
+
+
+def _entries(value: object) -> Iterator[tuple[str, object]]:
+    """Yield every key of a schema with its value."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield key, inner
+            yield from _entries(inner)
+    elif is_list(value):
+        for inner in value:
+            yield from _entries(inner)
+
+
+def _pattern(
+    validator: Any, pattern: str, instance: object, schema: object
+) -> Iterator[ValidationError]:
+    if isinstance(instance, str) and not compile_pattern(pattern).search(instance):
+        yield ValidationError(f"does not match {pattern!r}")
+
+
+def _unique_items(
+    validator: Any, unique: bool, instance: object, schema: object
+) -> Iterator[ValidationError]:
+    if not unique or not is_list(instance):
+        return
+    seen = {json.dumps(_plain(value), sort_keys=True) for value in instance}
+    if len(seen) < len(instance):
+        yield ValidationError("has an element twice")
+
+
+def _plain(value: object) -> object:
+    """Write equal numbers alike: 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if is_list(value) else value
+
+
+_Validator: Any = validators.extend(
+    Draft202012Validator, {"pattern": _pattern, "uniqueItems": _unique_items}
+)

@@ -3,10 +3,17 @@
 A grader that needs a service which is not there gets a stand-in that says what is missing.
 """
 
+import random
+import time
 from collections.abc import Awaitable, Callable, Collection
 from importlib.metadata import version
 
 from grader.answer.symbolic import SymbolicProcess
+from grader.clients.addresses import Addresses
+from grader.clients.endpoints import EndpointClient
+from grader.clients.grpc_endpoints import GrpcTransport
+from grader.clients.http_endpoints import HttpTransport
+from grader.clients.signing import Secrets
 from grader.definition import Definitions
 from grader.desk import GradingDesk
 from grader.instruments.all import Instruments
@@ -27,8 +34,24 @@ def build_desk(
         on_close: takes what must end with the desk.
         services: names of the services that may be asked.
     """
-    instruments = Instruments(symbolic=_symbolic(settings, on_close))
+    instruments = Instruments(
+        symbolic=_symbolic(settings, on_close),
+        endpoints=_endpoints(settings, on_close),
+    )
     return GradingDesk(Definitions(package_version=version("hone-grader")), instruments)
+
+
+def _endpoints(settings: GraderSettings, on_close: OnClose) -> EndpointClient:
+    addresses = Addresses(settings.endpoint_allow)
+    http, grpc = HttpTransport(addresses), GrpcTransport(addresses)
+    client = EndpointClient(
+        {"http": http, "https": http, "grpc": grpc, "grpcs": grpc},
+        Secrets(folder=settings.endpoint_secrets_dir),
+        clock=time.time,
+        rng=random.Random(),
+    )
+    on_close(client.close)
+    return client
 
 
 def _symbolic(settings: GraderSettings, on_close: OnClose) -> SymbolicProcess:

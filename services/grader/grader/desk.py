@@ -107,8 +107,12 @@ class GradingDesk:
     async def _grade(
         self, record: RolloutRecord, definition: Definition, origin: Origin | None
     ) -> Outcome:
+        instruments = replace(
+            self._instruments,
+            rollout_id=origin.rollout_id if origin is not None else "",
+            grader_version=definition.version,
+        )
         if self._rooms is None:
-            return await grade(record, definition, self._instruments)
-        async with self._rooms.room(origin) as room:
-            instruments = replace(self._instruments, boxes=room)
             return await grade(record, definition, instruments)
+        async with self._rooms.room(origin) as room:
+            return await grade(record, definition, replace(instruments, boxes=room))

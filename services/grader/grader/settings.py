@@ -1,8 +1,11 @@
 """Settings of the grader; environment prefix HONE_GRADER_."""
 
-from pydantic import Field
+from pathlib import Path
+
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from grader.clients.addresses import check_allow
 from servicekit.settings import ServiceSettings
 
 
@@ -26,3 +29,14 @@ class GraderSettings(ServiceSettings):
     """The agent's sandbox is kept alive every this many seconds while its rollout is being graded."""
     lease_seconds: float = Field(default=60.0, gt=0)
     """How long each renewal keeps the sandbox."""
+    endpoint_allow: tuple[str, ...] = ("loopback", "public")
+    """Which endpoint graders may be called: loopback, public, private, networks (10.2.0.0/16), host names and patterns
+    (*.graders.svc.cluster.local); as JSON in the environment."""
+    endpoint_secrets_dir: Path | None = None
+    """Folder of the keys that sign what endpoint graders are asked; a definition names a file in it."""
+
+    @field_validator("endpoint_allow")
+    @classmethod
+    def _known_allow(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        check_allow(allow)
+        return allow

@@ -19,3 +19,7 @@ class Instruments:
     judges: Judges = field(default_factory=NoJudges)
     endpoints: Endpoints = field(default_factory=NoEndpoints)
     reward_models: RewardModels = field(default_factory=NoRewardModels)
+    rollout_id: str = ""
+    """Of the record that is being graded; empty where it belongs to no attempt."""
+    grader_version: str = ""
+    """Of the definition that it is graded by."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from grader.kinds import (
     answer,
     efficiency,
+    endpoint,
     format,
     label_model,
     length,
@@ -18,6 +19,7 @@ from grader.kinds.base import ParseGrader
 KINDS: Mapping[str, ParseGrader] = {
     "answer": answer.parse,
     "efficiency": efficiency.parse,
+    "endpoint": endpoint.parse,
     "format": format.parse,
     "label_model": label_model.parse,
     "length": length.parse,

@@ -11,6 +11,7 @@ from hone_cli.commands.doctor import doctor
 from hone_cli.commands.down import down
 from hone_cli.commands.evaluate import evaluate
 from hone_cli.commands.init import init
+from hone_cli.commands.kappa import kappa
 from hone_cli.commands.rollout import rollout
 from hone_cli.commands.runs import runs
 from hone_cli.commands.sft import sft
@@ -27,6 +28,7 @@ VERBS = (
     (sft, "Teach the model by example."),
     (train, "Train the agent on its rewards, or --resume."),
     (evaluate, "Measure a policy without training it."),
+    (kappa, "Measure how far people and judges agree."),
     (runs, "List runs, or show one."),
     (stop, "Stop a run after the step under way."),
     (rollout, "Show one rollout, or list a run's rollouts."),

@@ -91,5 +91,16 @@ def test_help_is_quick_and_light() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert time.monotonic() - begun < 5.0
-    for verb in ("init", "up", "down", "doctor", "sft", "train", "evaluate", "runs", "audit"):
+    for verb in (
+        "init",
+        "up",
+        "down",
+        "doctor",
+        "sft",
+        "train",
+        "evaluate",
+        "runs",
+        "audit",
+        "kappa",
+    ):
         assert verb in ran.stdout

@@ -1,7 +1,7 @@
 """How to read figures of agreement: words for a kappa, and warnings of what a bare kappa hides."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from grader.agreement.bootstrap import RESAMPLES
 from grader.agreement.cohen import Kappa
@@ -31,34 +31,31 @@ def strength_of(kappa: float) -> str:
     return next(word for bound, word in STRENGTHS if kappa <= bound or bound == 1.0)
 
 
-def comparison_warnings(name: str, kappa: Kappa) -> Iterator[str]:
-    """Yield what the kappa of one comparison hides."""
-    if kappa.undefined:
-        yield f"{name}: kappa is undefined, {kappa.undefined}"
-        return
-    assert kappa.kappa is not None
-    if kappa.agreement >= HIGH_AGREEMENT and kappa.pabak - kappa.kappa >= PREVALENCE_GAP:
-        yield (
-            f"{name}: {kappa.agreement:.3f} of the labels are equal and kappa is {kappa.kappa:.3f}, "
-            "as one label prevails (the kappa paradox, Feinstein & Cicchetti 1990): prevalence index "
-            f"{kappa.prevalence_index:.2f}, bias index {kappa.bias_index:.2f}, adjusted kappa (PABAK) "
-            f"{kappa.pabak:.3f}; add items with the rare labels"
-        )
-    if kappa.interval is not None and kappa.interval.num_undefined > RESAMPLES // 20:
-        yield (
-            f"{name}: kappa is undefined in {kappa.interval.num_undefined} of {RESAMPLES} resamples, "
-            "which the interval leaves out; one label hardly occurs"
-        )
+def kappa_warnings(kappas: Mapping[str, Kappa]) -> Iterator[str]:
+    """Yield what the kappas of a table hide, one text for all comparisons of a kind.
 
-
-def few_items_warning(num_items_by_name: Mapping[str, int]) -> Iterator[str]:
-    """Yield one sentence for all comparisons that have too few items."""
-    few = [name for name, count in num_items_by_name.items() if 0 < count < FEW_ITEMS]
-    if few:
-        more = f" and {len(few) - 3} more" if len(few) > 3 else ""
+    Args:
+        kappas: by name of the comparison.
+    """
+    if undefined := [name for name, kappa in kappas.items() if kappa.undefined]:
+        yield f"kappa is undefined, which is neither 0 nor 1: {_listed(undefined)}"
+    if paradoxes := [_paradox(name, kappa) for name, kappa in kappas.items() if _hidden(kappa)]:
+        yield "\n  ".join(
+            (
+                "most labels are equal and kappa is low, as one label prevails (the kappa paradox, "
+                "Feinstein & Cicchetti 1990); add items with the rare labels",
+                *paradoxes,
+            )
+        )
+    if few := [name for name, kappa in kappas.items() if 0 < kappa.num_items < FEW_ITEMS]:
         yield (
-            f"{', '.join(few[:3])}{more}: fewer than {FEW_ITEMS} items, so the interval is narrower "
-            "than it should be; label more items before relying on it"
+            f"fewer than {FEW_ITEMS} items, so the interval is narrower than it should be; label more "
+            f"before relying on it: {_listed(few)}"
+        )
+    if rare := [name for name, kappa in kappas.items() if _often_undefined(kappa)]:
+        yield (
+            f"kappa is undefined in more than 5% of the {RESAMPLES} resamples, which the interval "
+            f"leaves out, as a label hardly occurs: {_listed(rare)}"
         )
 
 
@@ -76,3 +73,27 @@ def label_warnings(ratings: Ratings) -> Iterator[str]:
         other = folded.setdefault(word.casefold(), word)
         if other != word:
             yield f"labels {other!r} and {word!r} differ in case only and count as different"
+
+
+def _hidden(kappa: Kappa) -> bool:
+    return (
+        kappa.kappa is not None
+        and kappa.agreement >= HIGH_AGREEMENT
+        and kappa.pabak - kappa.kappa >= PREVALENCE_GAP
+    )
+
+
+def _paradox(name: str, kappa: Kappa) -> str:
+    return (
+        f"{name}: equal {kappa.agreement:.3f}, kappa {kappa.kappa:.3f}, prevalence index "
+        f"{kappa.prevalence_index:.2f}, bias index {kappa.bias_index:.2f}, PABAK {kappa.pabak:.3f}"
+    )
+
+
+def _often_undefined(kappa: Kappa) -> bool:
+    return kappa.interval is not None and kappa.interval.num_undefined > RESAMPLES // 20
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

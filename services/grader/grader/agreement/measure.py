@@ -12,7 +12,7 @@ from typing import Literal
 
 from grader.agreement.cohen import Kappa, Weights, cohen, crosstab
 from grader.agreement.labels import Scale, label_of, scale_of
-from grader.agreement.meaning import comparison_warnings, few_items_warning, label_warnings
+from grader.agreement.meaning import kappa_warnings, label_warnings
 from grader.agreement.ratings import Ratings, checked, majority_of
 from grader.agreement.several import GroupAgreement, fleiss, krippendorff
 
@@ -94,8 +94,7 @@ def measure(
         groups=_groups(ratings, scale, seed),
         warnings=(
             *label_warnings(ratings),
-            *few_items_warning({row.name: row.kappa.num_items for row in comparisons}),
-            *(text for row in comparisons for text in comparison_warnings(row.name, row.kappa)),
+            *kappa_warnings({row.name: row.kappa for row in comparisons}),
         ),
     )
 

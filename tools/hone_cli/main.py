@@ -10,6 +10,7 @@ from hone_cli.commands.audit import audit
 from hone_cli.commands.doctor import doctor
 from hone_cli.commands.down import down
 from hone_cli.commands.evaluate import evaluate
+from hone_cli.commands.grade import grade
 from hone_cli.commands.init import init
 from hone_cli.commands.kappa import kappa
 from hone_cli.commands.rollout import rollout
@@ -28,6 +29,7 @@ VERBS = (
     (sft, "Teach the model by example."),
     (train, "Train the agent on its rewards, or --resume."),
     (evaluate, "Measure a policy without training it."),
+    (grade, "Grade responses, or check a grader (--validate, --lint)."),
     (kappa, "Measure how far people and judges agree."),
     (runs, "List runs, or show one."),
     (stop, "Stop a run after the step under way."),

@@ -15,6 +15,9 @@ def runs(
     watch: Annotated[
         bool, typer.Option("--watch", help="Follow the run to its end; Ctrl-C stops the run.")
     ] = False,
+    errors: Annotated[
+        bool, typer.Option("--errors", help="Type every rollout of the run that did not succeed.")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Runs to list.")] = 50,
     as_json: AsJson = False,
     endpoint: Endpoint = None,
@@ -25,6 +28,11 @@ def runs(
     from hone_cli.addresses import AddressBook
 
     book = AddressBook(endpoint)
+    if errors:
+        if run_id is None or watch:
+            raise CliError("--errors needs a RUN_ID, and no --watch", USAGE)
+        _errors(book, run_id, as_json=as_json)
+        return
     if watch:
         if run_id is None:
             raise CliError("--watch needs a RUN_ID", USAGE)
@@ -77,3 +85,23 @@ def _show(book: object, run_id: str, *, as_json: bool) -> None:
             print_run(reply, counts)
 
     asyncio.run(ask())
+
+
+def _errors(book: object, run_id: str, *, as_json: bool) -> None:
+    import asyncio
+    import json
+
+    from grader.analysis.errors import analyse, attempt_of
+    from hone_cli.addresses import AddressBook
+    from hone_cli.grading.render import errors_plain, errors_text
+    from hone_cli.grading.stored import outcome_of_summary, step_of, summaries_of
+
+    assert isinstance(book, AddressBook)
+    summaries = asyncio.run(summaries_of(run_id, book, phase=None, step=None))
+    ended = [(item, outcome_of_summary(item)) for item in summaries]
+    report = analyse(
+        attempt_of(item.rollout_id, step_of(item), outcome)
+        for item, outcome in ended
+        if outcome is not None
+    )
+    typer.echo(json.dumps(errors_plain(report), indent=2) if as_json else errors_text(report))

@@ -203,6 +203,7 @@ class FakeConsole(console_pb2_grpc.ConsoleServiceServicer):
         self.summaries: list[Any] = []
         self.rollouts: dict[str, Any] = {}
         self.findings: list[Any] = []
+        self.events: list[Any] = []
         self.ends_after = 0
         self.asked: list[Any] = []
 
@@ -222,6 +223,13 @@ class FakeConsole(console_pb2_grpc.ConsoleServiceServicer):
         if request.rollout_id not in self.rollouts:
             refuse(context, NotFound("no such rollout"))
         return self.rollouts[request.rollout_id]
+
+    def ListEvents(self, request: Any, context: Any) -> Any:
+        found = [e for e in self.events if e.WhichOneof("payload") == request.type]
+        start = int(request.page_token or 0)
+        end = start + min(request.page_size, 2)
+        token = str(end) if end < len(found) else ""
+        return console_pb2.ListEventsResponse(events=found[start:end], next_page_token=token)
 
     def AuditRun(self, request: Any, context: Any) -> Any:
         if all(summary.run_id != request.run_id for summary in self.summaries):

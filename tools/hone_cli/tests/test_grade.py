@@ -1,0 +1,369 @@
+"""`hone grade` from the outside: files, stored rollouts, results on disk, validation and lint."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hone.common.v1 import identity_pb2, outcome_pb2
+from hone.console.v1 import console_pb2
+from hone.events.v1 import events_pb2
+
+from hone_cli.grading.sources import record_of
+from hone_cli.plain import plain
+from trajectory.convert import rollout_record_to_proto
+from trajectory.types import ChatMessage, Role, Task
+
+ANSWER = {"type": "answer", "reference": "{{item.answer}}"}
+LENGTH = {
+    "type": "multi",
+    "graders": [
+        {"name": "right", **ANSWER},
+        {"name": "plain", "type": "string_check", "operation": "like", "input": "{{sample.output_text}}",
+         "reference": "Final Answer", "weight": 0},
+    ],
+}  # fmt: skip
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def answered(response: str, answer: object = 72, **more: object) -> dict[str, object]:
+    return {"prompt": "How many clips?", "answer": answer, "response": response, **more}
+
+
+@pytest.fixture
+def files(suite: Any) -> Any:
+    suite.write("g.json", json.dumps(LENGTH))
+    rows = [answered("Final Answer: 72"), answered("It is 71."), answered("no idea")]
+    suite.write("f.jsonl", lines(*rows))
+    return suite
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_of_a_file_are_graded_and_summed_up(files: Any) -> None:
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl") == 0
+    assert "3 graded: 3 scored (1 successes), 0 masked, 0 failed" in files.out
+    assert "not a success: reasoning 1, format 1" in files.out
+    rows = {row["row_id"]: row for row in rows_in(files.folder / "o.jsonl")}
+    assert [rows[f"f.jsonl:{i}"]["score"] for i in (1, 2, 3)] == [1.0, 0.0, 0.0]
+    assert [reward["name"] for reward in rows["f.jsonl:1"]["rewards"]] == ["right", "plain"]
+
+
+def test_json_is_the_only_thing_printed(files: Any) -> None:
+    assert files.hone("grade", "g.json", "f.jsonl", "--json") == 0
+    summary = files.json()["summary"]
+    assert summary["score"]["value"] == pytest.approx(1 / 3)
+    assert [(r["name"], r["weight"]) for r in summary["rewards"]] == [("right", 1), ("plain", 0)]
+    assert files.err == ""
+
+
+def test_needs_no_suite(files: Any) -> None:
+    (files.folder / ".hone" / "endpoints.json").unlink()
+    assert files.hone("grade", "g.json", "f.jsonl") == 0
+
+
+def test_definition_may_come_from_a_run_file(files: Any) -> None:
+    spec = {"algorithm": "evaluate", "model": {"path": "m"}, "data": {"eval": "f.jsonl"}}
+    files.write("run.yaml", json.dumps({**spec, "grader": LENGTH}))
+    assert files.hone("grade", "run.yaml", "f.jsonl") == 0, files.err
+
+
+def test_wrong_definition_names_file_and_field(files: Any) -> None:
+    files.write("g.json", json.dumps({"type": "answr", "reference": "1"}))
+    assert files.hone("grade", "g.json", "f.jsonl") == 2
+    assert "g.json: type:" in files.err and "did you mean 'answer'" in files.err
+
+
+def test_wrong_row_names_file_line_and_field(files: Any) -> None:
+    files.write("f.jsonl", lines(answered("1"), {"prompt": "q", "response": "1"}, {"prompt": "q"}))
+    assert files.hone("grade", "g.json", "f.jsonl") == 2
+    assert "f.jsonl:2: answer: missing" in files.err
+    assert "f.jsonl:3: response: missing" in files.err
+
+
+def test_results_are_not_overwritten(files: Any) -> None:
+    files.write("o.jsonl", "precious\n")
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl") == 2
+    assert "--resume" in files.err
+    assert (files.folder / "o.jsonl").read_text() == "precious\n"
+
+
+def test_resume_goes_on_after_the_last_whole_line(files: Any) -> None:
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl") == 0
+    whole = (files.folder / "o.jsonl").read_bytes()
+    first = whole.index(b"\n") + 1
+    (files.folder / "o.jsonl").write_bytes(whole[: first + 40])
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl", "--resume") == 0
+    assert "3 graded" in files.out
+    again = rows_in(files.folder / "o.jsonl")
+    assert sorted(row["row_id"] for row in again) == [f"f.jsonl:{i}" for i in (1, 2, 3)]
+    assert (files.folder / "o.jsonl").read_bytes()[:first] == whole[:first]
+
+
+def test_resume_refuses_rows_that_changed(files: Any) -> None:
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl") == 0
+    files.write("f.jsonl", lines(answered("Final Answer: 1")))
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl", "--resume") == 2
+    assert "f.jsonl:1 has changed since it was graded" in files.err
+
+
+def test_resume_refuses_another_grader(files: Any) -> None:
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl") == 0
+    files.write("g.json", json.dumps(ANSWER))
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl", "--resume") == 2
+    assert "grader version" in files.err
+
+
+def test_resume_names_the_line_that_is_no_row(files: Any) -> None:
+    files.write("o.jsonl", '{"a": 1}\n')
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl", "--resume") == 2
+    assert "o.jsonl:1: no graded row" in files.err
+
+
+def test_grading_faults_are_counted_by_kind_and_graded_again(files: Any) -> None:
+    broken = {"type": "multi", "graders": {"right": ANSWER}, "calculate_output": "1 / (right - 1)"}
+    files.write("g.json", json.dumps(broken))
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl") == 1
+    assert "2 scored" in files.out and "1 failed" in files.out
+    assert "failed: grader (formula) 1" in files.out
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl", "--resume") == 1
+    assert "3 graded: 2 scored" in files.out
+    assert len(rows_in(files.folder / "o.jsonl")) == 4
+
+
+def test_cut_off_response_is_out_of_budget(files: Any) -> None:
+    files.write("f.jsonl", lines(answered("So we add", finish_reason="length")))
+    assert files.hone("grade", "g.json", "f.jsonl", "--errors", "--json") == 0
+    assert files.json()["errors"]["counts"]["budget"] == 1
+
+
+def test_token_counts_are_not_made_up(files: Any) -> None:
+    grader = {
+        "type": "length",
+        "unit": "policy_tokens",
+        "target": 5,
+        "alpha": 0.1,
+        "answer": ANSWER,
+    }
+    files.write("g.json", json.dumps(grader))
+    assert files.hone("grade", "g.json", "f.jsonl") == 2
+    assert "f.jsonl:1: the grader counts policy_tokens" in files.err
+
+
+def test_limit_grades_the_first_rows(files: Any) -> None:
+    assert files.hone("grade", "g.json", "f.jsonl", "--limit", "2") == 0
+    assert "2 graded" in files.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["grade"], "give GRADER.json and FILE.jsonl, or --run"),
+        (["grade", "g.json"], "give GRADER.json and FILE.jsonl"),
+        (["grade", "g.json", "f.jsonl", "--resume"], "--resume goes on with the file of --out"),
+        (["grade", "g.json", "f.jsonl", "--step", "1"], "go with --run"),
+        (["grade", "g.json", "f.jsonl", "--run", "r"], "with --run give no FILE"),
+        (["grade", "g.json", "f.jsonl", "--gold", "x"], "--gold goes with --validate"),
+        (["grade", "g.json", "f.jsonl", "--validate", "--lint"], "--validate goes with"),
+        (["grade", "--run", "r", "--phase", "training"], "found 'training', expected one of"),
+        (["grade", "none.json", "f.jsonl"], "cannot read none.json"),
+        (["grade", "g.json", "none.jsonl"], "cannot read none.jsonl"),
+    ],
+)
+def test_wrong_options_are_a_sentence(files: Any, arguments: list[str], expected: str) -> None:
+    assert files.hone(*arguments) == 2
+    assert expected in files.err
+
+
+def test_lint_names_what_it_found_and_fails(files: Any) -> None:
+    rows = [answered(f"Final Answer: {72 - i % 2}", id=i, note="x") for i in range(8)]
+    files.write("f.jsonl", lines(*rows))
+    assert files.hone("grade", "g.json", "f.jsonl", "--lint", "--json") == 1
+    found = {warning["check"]: warning for warning in files.json()["lint"]}
+    assert found.keys() == {"two_valued", "unused_field", "uncounted_success"}
+    assert found["two_valued"]["rows"] == ["f.jsonl:2", "f.jsonl:1"]
+    assert "note (in 8 of 8 rows)" in found["unused_field"]["text"]
+
+
+def test_lint_of_a_healthy_grader_is_silent(files: Any) -> None:
+    grader = {"type": "length", "unit": "characters", "target": 5, "alpha": 0.01, "answer": ANSWER}
+    files.write("g.json", json.dumps(grader))
+    files.write("f.jsonl", lines(*(answered("Final Answer: 72" + "." * i) for i in range(6))))
+    assert files.hone("grade", "g.json", "f.jsonl", "--lint") == 0, files.out
+    assert "nothing to warn of" in files.out
+
+
+# Gold answers.
+
+
+def validate(files: Any, grader: object, *rows: object, more: tuple[str, ...] = ()) -> int:
+    files.write("g.json", json.dumps(grader))
+    files.write("t.jsonl", lines(*rows))
+    return int(files.hone("grade", "g.json", "t.jsonl", "--validate", "--json", *more))
+
+
+def task(answer: object, **more: object) -> dict[str, object]:
+    return {"prompt": f"q {answer}", "answer": answer, **more}
+
+
+def test_sound_grader_passes_validation(files: Any) -> None:
+    assert validate(files, LENGTH, task(72), task("1/2"), task("28%")) == 0
+    assert files.json() == {"num_tasks": 3, "mistakes": [], "complete": True}
+
+
+def test_gold_answer_that_is_refused_is_named_with_what_was_found(files: Any) -> None:
+    exact = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}"}
+    grader = {**exact, "reference": "the answer is {{item.answer}}"}
+    assert validate(files, grader, task(72, id="t1"), task(5, id="t2")) == 1
+    mistakes = files.json()["mistakes"]
+    assert [(m["task_id"], m["check"]) for m in mistakes] == [("t1", "gold"), ("t2", "gold")]
+    assert "'72' does not score 1: score 0" in mistakes[0]["text"]
+
+
+def test_grader_that_takes_anything_is_caught_by_empty_and_other_answers(files: Any) -> None:
+    grader = {"type": "string_check", "operation": "ne", "input": "{{sample.output_text}}"}
+    found = validate(files, {**grader, "reference": "x{{item.answer}}"}, task(1), task(2))
+    assert found == 1
+    assert [m["check"] for m in files.json()["mistakes"]] == ["empty", "other"] * 2
+
+
+def test_same_gold_answer_is_no_opposite(files: Any) -> None:
+    assert validate(files, ANSWER, task(18, id="a"), task("18.0", id="b")) == 0
+
+
+def test_solution_goes_before_the_reference(files: Any) -> None:
+    rows = [task(7, solution="We add 3 and 4.\n#### 7", id="a"), task(8, solution="#### 9", id="b")]
+    assert validate(files, ANSWER, *rows) == 1
+    assert [(m["task_id"], m["check"]) for m in files.json()["mistakes"]] == [("b", "gold")]
+
+
+def test_gold_field_may_be_named(files: Any) -> None:
+    rows = [{"prompt": "q", "answer": 7, "worked": {"text": "#### 7"}}]
+    assert validate(files, ANSWER, *rows, more=("--gold", "worked.text")) == 0
+    assert validate(files, ANSWER, *rows, more=("--gold", "worked.txt")) == 2
+    assert "worked.txt: missing" in files.err
+
+
+def test_gold_answer_may_be_messages_with_calls(files: Any) -> None:
+    call = {"id": "c", "function": {"name": "calculator", "arguments": {"e": "3+4"}}}
+    gold = [
+        {"role": "assistant", "tool_calls": [call, {**call, "id": "d"}]},
+        {"role": "tool", "tool_call_id": "c", "content": "7"},
+        {"role": "assistant", "content": "Final Answer: 7"},
+    ]
+    grader = {"type": "efficiency", "answer": ANSWER, "penalty": 0.1, "minimum": 1}
+    assert validate(files, grader, task(7, gold=gold)) == 1
+    assert "score 0.9" in files.json()["mistakes"][0]["text"]
+
+
+def test_task_without_a_gold_answer_is_said(files: Any) -> None:
+    assert validate(files, {**ANSWER, "reference": "72"}, {"prompt": "q", "id": "t"}) == 2
+    assert "task t has neither gold nor solution" in files.err
+    assert "--gold FIELD" in files.err
+
+
+# Stored rollouts.
+
+
+def stored(
+    suite: Any, index: int, said: str, *, step: int = 0, outcome: str = "scored", keep: bool = True
+) -> str:
+    rollout_id = f"0198c0de-1234-7abc-8def-{index:012d}"
+    slot = identity_pb2.Slot(run_id="r", phase=identity_pb2.PHASE_TRAIN, step=step)
+    summary = console_pb2.RolloutSummary(
+        rollout_id=rollout_id, slot=slot, task_id=f"t{index}", outcome=outcome
+    )
+    if outcome == "failed":
+        summary.failure_kind = outcome_pb2.FAILURE_KIND_SANDBOX
+    suite.console.rollouts[rollout_id] = console_pb2.GetRolloutResponse(summary=summary)
+    if keep:
+        user = ChatMessage(role=Role.USER, content=("How many?",))
+        record = record_of(
+            Task(task_id=f"t{index}", messages=(user,), reference={"answer": "72"}),
+            (ChatMessage(role=Role.ASSISTANT, content=(said,)),),
+            grader_json=json.dumps(ANSWER),
+        )
+        finished = events_pb2.RolloutFinished(inline=rollout_record_to_proto(record))
+        event = events_pb2.Envelope(
+            run_id="r", rollout_id=rollout_id, slot=slot, rollout_finished=finished
+        )
+        suite.console.events.append(event)
+    return rollout_id
+
+
+def test_stored_rollouts_are_graded_by_their_own_definition(suite: Any) -> None:
+    for index, said in enumerate(["Final Answer: 72", "Final Answer: 7", "72", "no idea"]):
+        stored(suite, index, said, step=index // 2)
+    lost = stored(suite, 8, "", outcome="failed", keep=False)
+    stored(suite, 9, "", outcome="open", keep=False)
+    assert suite.hone("grade", "--run", "r", "--errors", "--json") == 0
+    found = suite.json()
+    assert found["summary"]["num_rows"] == 5
+    assert found["summary"]["failed"] == {"sandbox": 1}
+    assert found["errors"]["by_step"]["1"]["format"] == 1
+    assert found["errors"]["examples"]["infrastructure"] == [lost]
+
+
+def test_stored_rollouts_are_graded_by_another_definition(suite: Any) -> None:
+    stored(suite, 0, "Final Answer: 72")
+    suite.write("g.json", json.dumps({**ANSWER, "reference": "5"}))
+    assert suite.hone("grade", "--run", "r", "--grader", "g.json", "--out", "o.jsonl") == 0
+    assert "not a success: reasoning 1" in suite.out
+    assert suite.hone("grade", "--run", "r", "--out", "o.jsonl", "--resume") == 2
+
+
+def test_step_and_phase_are_asked_of_the_archive(suite: Any) -> None:
+    stored(suite, 0, "Final Answer: 72")
+    assert suite.hone("grade", "--run", "r", "--step", "0", "--phase", "train") == 0
+    asked = suite.console.asked[0]
+    assert (asked.run_id, asked.step, asked.phase) == ("r", 0, identity_pb2.PHASE_TRAIN)
+
+
+def test_rollout_whose_record_is_lost_is_a_failure(suite: Any) -> None:
+    stored(suite, 0, "Final Answer: 72")
+    stored(suite, 1, "", keep=False)
+    assert suite.hone("grade", "--run", "r") == 1
+    assert "failed: grader (internal) 1" in suite.out
+
+
+def test_run_without_rollouts_is_said(suite: Any) -> None:
+    assert suite.hone("grade", "--run", "nope", "--step", "0") == 2
+    assert "no rollouts of step 0 of run nope" in suite.err
+
+
+def test_record_as_hone_rollout_prints_it_is_graded(suite: Any) -> None:
+    stored(suite, 0, "Final Answer: 72")
+    record = suite.console.events[0].rollout_finished.inline
+    record.start_time.FromDatetime(datetime(2026, 1, 31, tzinfo=UTC))
+    suite.write("g.json", json.dumps(ANSWER))
+    suite.write("f.jsonl", lines({"summary": {}, "record": plain(record)}, plain(record)))
+    assert suite.hone("grade", "g.json", "f.jsonl") == 0, suite.err
+    assert "2 scored (2 successes)" in suite.out
+
+
+def test_record_with_a_wrong_field_is_named(suite: Any) -> None:
+    suite.write("g.json", json.dumps(ANSWER))
+    wrong = {"stop_reason": "finished", "task": {}}
+    suite.write("f.jsonl", lines({"record": wrong}))
+    assert suite.hone("grade", "g.json", "f.jsonl") == 2
+    assert "f.jsonl:1: record.stop_reason: found 'finished', expected one of completed" in suite.err
+
+
+def test_errors_of_a_run_come_from_the_archive_without_grading(suite: Any) -> None:
+    for index, kind in enumerate(("REASONING", "FORMAT", "UNSPECIFIED")):
+        rollout_id = stored(suite, index, "", keep=False)
+        summary = suite.console.rollouts[rollout_id].summary
+        summary.kind = outcome_pb2.OutcomeKind.Value(f"OUTCOME_KIND_{kind}")
+    stored(suite, 8, "", outcome="failed", keep=False)
+    stored(suite, 9, "", outcome="open", keep=False)
+    assert suite.hone("runs", "r", "--errors") == 0
+    assert "errors of 4 rollouts" in suite.out
+    assert "accuracy 0.333" in suite.out
+    assert "causes of infrastructure errors: sandbox 1" in suite.out
+    assert suite.hone("runs", "--errors") == 2

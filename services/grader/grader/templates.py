@@ -91,6 +91,11 @@ class ValueTemplate:
     source: object
     """JSON with a `Template` in place of each text."""
 
+    @property
+    def has_holes(self) -> bool:
+        """Whether any text has a hole."""
+        return _has_holes(self.source)
+
     def value(self, sample: Sample) -> object:
         """Fill the holes.
 
@@ -239,6 +244,14 @@ def _parse_texts(value: object) -> object:
     if is_list(value):
         return [_parse_texts(inner) for inner in value]
     return value
+
+
+def _has_holes(value: object) -> bool:
+    if isinstance(value, Template):
+        return len(value.pieces) > 1
+    if isinstance(value, Mapping):
+        return any(map(_has_holes, value.values()))
+    return is_list(value) and any(map(_has_holes, value))
 
 
 def _fill(value: object, sample: Sample) -> object:

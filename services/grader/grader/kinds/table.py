@@ -13,6 +13,7 @@ from grader.kinds import (
     score_model,
     step,
     string_check,
+    tool_use,
 )
 from grader.kinds.base import ParseGrader
 
@@ -27,5 +28,6 @@ KINDS: Mapping[str, ParseGrader] = {
     "score_model": score_model.parse,
     "step": step.parse,
     "string_check": string_check.parse,
+    "tool_use": tool_use.parse,
 }
 """Add a kind by one file beside these and one line here."""

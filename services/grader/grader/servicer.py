@@ -8,7 +8,10 @@ from hone.grader.v1 import grader_pb2, grader_pb2_grpc
 from grader.convert import record_from_proto, verdict_to_proto
 from grader.desk import GradingDesk
 from grader.results import GradingFaultError
-from servicekit.errors import Unavailable
+from servicekit.errors import InvalidArgument, Unavailable
+
+RETRY_AFTER_SECONDS = 2.0
+"""When a caller should ask again after a fault that may pass."""
 
 
 class GraderServicer(grader_pb2_grpc.GraderServiceServicer):
@@ -26,11 +29,18 @@ class GraderServicer(grader_pb2_grpc.GraderServiceServicer):
         """Score one record."""
         record = record_from_proto(request.record)
         definition = request.grader_json or record.grader_json
+        if not definition:
+            problem = "is empty, and so is the record's own; a grader definition is right"
+            raise InvalidArgument(f"grader_json {problem}", violations={"grader_json": problem})
         self._desk.definition(definition)
         try:
             verdict = await self._desk.judge(record, definition)
         except GradingFaultError as fault:
-            raise Unavailable(fault.detail, reason="GRADING_FAULT") from fault
+            raise Unavailable(
+                f"{fault.kind}: {fault.detail}",
+                reason="GRADING_FAULT",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            ) from fault
         return verdict_to_proto(verdict)
 
     async def ValidateGrader(

@@ -1,0 +1,123 @@
+"""Yes or no: CORRECT, no, {"passed": false}, Verdict: incorrect. Whole words only: INCORRECT holds CORRECT.
+
+"Partially correct" and its like are neither, and reported. In prose the first word decides ("No, yes would be wrong").
+"""
+
+import re
+
+from critic.verdicts.grammar import (
+    UnclearError,
+    first_line,
+    label_pattern,
+    last_line,
+    last_sentence,
+    opened,
+    plain,
+    words,
+)
+
+_YES = (
+    r"correct|yes|true|pass|passed|passes|valid|accept|accepted|acceptable|right|success|successful|satisfied|met|"
+    r"\u6b63\u786e|\u901a\u8fc7|\u662f\u7684|\u5bf9\u7684|\u662f|\u5bf9|\u2713|\u2714|\u2705"
+)
+_NO = (
+    r"incorrect|no|false|fail|failed|fails|invalid|reject|rejected|unacceptable|wrong|unsuccessful|unsatisfied|"
+    r"\u4e0d\u6b63\u786e|\u9519\u8bef|\u4e0d\u901a\u8fc7|\u672a\u901a\u8fc7|\u4e0d\u5bf9|\u4e0d\u662f|\u5426|\u9519|\u2717|\u2718|\u274c"
+)
+_NOT = r"(?:(?:is|was|does|did|do|has)(?:n't| not)|it(?:'s| is) not|not)\s+"
+_FULLY = r"(?:(?:fully|completely|entirely|absolutely|definitely|totally|clearly|indeed|perfectly|factually)\s+)?"
+_END = (
+    r"(?=[*_`~\"'\u201d\u2019)\]}\u300d]*\s*"
+    r"(?:$|\n|[.,;:!(<\u2014\u2013\u3002\uff0c\uff1b\uff08]|-\s|(?:because|since|as)\b))"
+)
+_WORD = re.compile(rf"(?i:(?:(?P<not>{_NOT})|{_FULLY})(?:(?P<yes>{_YES})|(?P<no>{_NO})){_END})")
+_PRONOUN = re.compile(r"(?i:(?:(?P<yes>yes)|no)\s+(?:it|this|that|they|he|she|the)\b)")
+_HEDGE = re.compile(
+    r"(?i:(?:it is |it's )?(?:partial(?:ly)?|partly|mostly|somewhat|nearly|almost|largely|mixed|maybe|perhaps|unsure|"
+    r"unknown|unclear|undetermined|uncertain|ambiguous|n/?a\b|neither|likely|probably|possibly|cannot|can't|none|null|"
+    r"not (?:entirely|fully|completely|quite|sure|applicable|wholly|exactly|totally)|half|semi|"
+    r"\u90e8\u5206|\u4e0d\u786e\u5b9a))"
+)
+_BUT = re.compile(
+    r"(?i:[*_`~\"')\]]*[\s.,;:\u2014\u2013-]*(?:but\b|partial|partly|mostly|and no\b|or\b|/))"
+)
+_SUBJECT = r"(?:answer|response|solution|submission|result|output|statement|claim|assistant|it)"
+_CLOSING = re.compile(
+    r"(?i:(?:therefore|thus|so|hence|overall|in conclusion|in summary|finally|as a result)?,?\s*"
+    rf"(?:(?:the|this|that|its|their|my)\s+)?(?:(?!reference|expected|gold|ground|correct)[\w'\u2019]+\s+){{0,3}}?{_SUBJECT}"
+    r"\s+(?P<rest>(?:is|was)\s+.{1,80}))",
+)
+_CLAIM = re.compile(
+    rf"(?i:\b{_SUBJECT}\s+is\s+{_FULLY}(?:(?P<yes>correct|right)|(?P<no>incorrect|wrong|not correct))\b)"
+)
+_LABELS = re.compile(
+    "(?i:"
+    + label_pattern(
+        r"verdict|judge?ment|decision|conclusion|ruling|\u5224\u65ad|\u7ed3\u8bba|\u5224\u5b9a",
+        r"answer|result|assessment|evaluation|grade|label|outcome|correct|is (?:it )?correct|passed|pass|correctness|"
+        r"\u7ed3\u679c|\u662f\u5426\u6b63\u786e",
+        links=r"is|was|would be|\u662f|\u4e3a",
+    )
+    + ")"
+)
+
+
+class BinaryGrammar:
+    """True for yes, False for no."""
+
+    keys = words(
+        "correct is_correct passed pass passes verdict result answer label judgment judgement grade decision valid "
+        "correctness outcome acceptable ruling assessment evaluation score \u5224\u65ad \u7ed3\u8bba"
+    )
+    labels = _LABELS
+
+    def exact(self, value: object, *, bracketed: bool = False) -> bool | None:
+        """Read a JSON boolean, 1 or 0, or a word."""
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, int | float) and value in (0, 1):
+            return value == 1
+        if not isinstance(value, str):
+            return None
+        text = plain(value).casefold()
+        if text in ("1", "y", "0", "n"):
+            return text in ("1", "y")
+        return self.statement(value)
+
+    def statement(self, rest: str) -> bool | None:
+        """Read a word at the start that ends there."""
+        text = opened(rest)
+        if _HEDGE.match(text):
+            raise UnclearError(f"found {text[:60]!r}, neither yes nor no")
+        match = _WORD.match(text) or _PRONOUN.match(text)
+        if match is None:
+            return None
+        yes = match["yes"] is not None
+        if yes and _BUT.match(text, match.end()):
+            raise UnclearError(f"found {text[:60]!r}, neither yes nor no")
+        if match.groupdict().get("not"):
+            if not yes:
+                raise UnclearError(f"found {text[:60]!r}, neither yes nor no")
+            return False
+        return yes
+
+    def closing(self, body: str) -> bool | None:
+        """Read a last line that is a word, a last sentence that calls the answer right or wrong, a first word."""
+        last, first = last_line(body).lstrip("#>- "), first_line(body).lstrip("#>- ")
+        if len(last) <= 60 and last != first:
+            value = self.exact(last)
+            if value is not None:
+                return value
+        sentence = _CLOSING.fullmatch(last_sentence(body))
+        if sentence:
+            said = re.sub(r"^(?i:is|was)\s+", "", sentence["rest"])
+            value = self.statement(said)
+            if value is not None:
+                return value
+        if re.match(r"(?i:right\b)", opened(first)) and plain(first).casefold() != "right":
+            return None
+        return self.exact(first)
+
+    def claims(self, body: str) -> frozenset[object]:
+        """Return whether the answer is called right or wrong in so many words."""
+        return frozenset(match["yes"] is not None for match in _CLAIM.finditer(body))

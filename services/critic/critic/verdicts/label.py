@@ -1,0 +1,94 @@
+"""One of a set of labels: {"label": "helpful"}, Label: helpful, [[helpful]], or the label alone.
+
+A label is met whole, whatever its case and whether its words are joined by spaces, hyphens or underscores; part of a
+label is none.
+"""
+
+import re
+
+from critic.verdicts.grammar import (
+    UnclearError,
+    first_line,
+    label_pattern,
+    last_line,
+    opened,
+    plain,
+    words,
+)
+
+_END = re.compile(
+    r"[*_`~\"'\u201d\u2019)\]}\u300d]*\s*(?:$|\n|[.,;:!(<\u2014\u2013\u3002\uff0c\uff1b\uff08]|-\s|(?:because|since|as)\b)"
+)
+_MORE = re.compile(r"[*_`~\"'\u201d\u2019)\]]*\s*(?:[,/|;&]|\bor\b|\band\b)\s*(?:or\b|and\b)?\s*")
+_LABELS = re.compile(
+    "(?i:"
+    + label_pattern(
+        r"label|category|class|classification|verdict|judge?ment|decision|conclusion|"
+        r"(?:label|classif|categor)\w{0,4} (?:it|this|the \w+) as|"
+        r"\u6807\u7b7e|\u7c7b\u522b|\u5206\u7c7b|\u5224\u65ad|\u7ed3\u8bba",
+        r"answer|result|grade|choice|outcome|rating",
+        links=r"is|was|would be|\u662f|\u4e3a",
+    )
+    + ")"
+)
+
+
+class LabelGrammar:
+    """One of the labels, as they are spelled."""
+
+    keys = words(
+        "label category class classification verdict result answer choice grade judgment judgement decision outcome "
+        "rating predicted_label prediction \u6807\u7b7e \u7c7b\u522b"
+    )
+    labels = _LABELS
+
+    def __init__(self, labels: tuple[str, ...]) -> None:
+        """Look for these; longer ones first, so that none hides in another."""
+        ordered = sorted(labels, key=len, reverse=True)
+        self._patterns = [
+            (label, re.compile(r"[\s_-]+".join(map(re.escape, _words(label))), re.I))
+            for label in ordered
+        ]
+
+    def exact(self, value: object, *, bracketed: bool = False) -> str | None:
+        """Read a label, or a text that begins with one."""
+        if isinstance(value, bool | int | float):
+            value = str(value).lower() if isinstance(value, bool) else f"{value}"
+        if not isinstance(value, str):
+            return None
+        return self._whole(value) or self.statement(value)
+
+    def statement(self, rest: str) -> str | None:
+        """Read a label at the start that ends there."""
+        text = opened(rest)
+        for label, pattern in self._patterns:
+            match = pattern.match(text)
+            if match and _END.match(text, match.end()):
+                more = _MORE.match(text, match.end())
+                if more and any(
+                    p.match(text, more.end()) for name, p in self._patterns if name != label
+                ):
+                    raise UnclearError(f"found a list of labels: {text[:60]!r}")
+                return label
+        return None
+
+    def closing(self, body: str) -> str | None:
+        """Read a last line that is a label, a first line that is one or begins with one."""
+        first = first_line(body)
+        return self._whole(last_line(body)) or self._whole(first) or self.statement(first)
+
+    def claims(self, body: str) -> frozenset[object]:
+        """Return nothing: what prose says for a label is not told by rule."""
+        return frozenset()
+
+    def _whole(self, text: str) -> str | None:
+        said = text.lstrip("#>- ")
+        for candidate in (said, plain(said)):
+            for label, pattern in self._patterns:
+                if pattern.fullmatch(candidate.strip()):
+                    return label
+        return None
+
+
+def _words(label: str) -> list[str]:
+    return [word for word in re.split(r"[\s_-]+", label.strip()) if word] or [label]

@@ -1,0 +1,79 @@
+"""Reads one verdict out of a judge's text, or says why there is none. Never guesses, never falls back to a value.
+
+The order: what is structured (a JSON field, a tag, [[ ]], a statement called final) before what is said ("Verdict: B"),
+and that before a closing sentence or a line of its own; in each, the last one stands. A place that is meant as a
+verdict and cannot be read as one (out of range, "partially correct") ends the search: nothing before it counts.
+"""
+
+from dataclasses import dataclass
+from typing import Generic
+
+from critic.verdicts.candidates import Candidate, statements, structured
+from critic.verdicts.grammar import Grammar, UnclearError, V
+from critic.verdicts.thinking import split_thinking
+
+MAX_BODY = 65_536
+"""Characters of a judge's text, its thinking aside; a longer one is no reply to a question."""
+
+
+class UnreadableError(ValueError):
+    """A judge's text holds no verdict that counts; the message says what was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Generic[V]):
+    """A verdict with what led to it."""
+
+    verdict: V
+    reasoning: str
+    contradicted: bool
+    """The prose speaks for other verdicts only."""
+
+
+def read(text: str, grammar: Grammar[V]) -> Reading[V]:
+    """Read a judge's text.
+
+    Raises:
+        UnreadableError: it holds no verdict that counts.
+    """
+    split = split_thinking(text)
+    body = split.body
+    if not body:
+        raise UnreadableError("found only thinking" if split.thinking else "found an empty reply")
+    if len(body) > MAX_BODY:
+        raise UnreadableError(f"found {len(body)} characters, at most {MAX_BODY} are read")
+    chosen = _chosen(body, grammar)
+    if chosen.value is None:
+        raise UnreadableError(chosen.unclear)
+    claims = grammar.claims(body)
+    before = chosen.reasoning or body[: chosen.start].strip()
+    return Reading(
+        verdict=chosen.value,
+        reasoning="\n\n".join(part for part in (split.thinking, before) if part),
+        contradicted=bool(claims) and chosen.value not in claims,
+    )
+
+
+def _chosen(body: str, grammar: Grammar[V]) -> Candidate[V]:
+    fields = structured(body, grammar)
+    if fields:
+        return fields[-1]
+    said = statements(body, grammar)
+    if said:
+        return _weightiest(said)
+    try:
+        value = grammar.closing(body)
+    except UnclearError as err:
+        raise UnreadableError(str(err)) from err
+    if value is None:
+        raise UnreadableError("found no verdict")
+    return Candidate(start=len(body), end=len(body), value=value)
+
+
+def _weightiest(said: list[Candidate[V]]) -> Candidate[V]:
+    """Return the last of those with the most weight; statements about single criteria must agree."""
+    top = max(candidate.rank for candidate in said)
+    best = [candidate for candidate in said if candidate.rank == top]
+    if top == 0 and any(candidate.value != best[0].value for candidate in best):
+        raise UnreadableError("found verdicts on single criteria, none on the whole")
+    return best[-1]

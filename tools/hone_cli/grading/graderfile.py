@@ -11,7 +11,7 @@ from runspec.load import load_run_file
 from runspec.problems import SpecError
 
 READ_WHOLE_ITEM = frozenset(("python", "endpoint", "function"))
-"""Types whose code gets all reference fields of the task."""
+"""Types whose code gets all reference fields of the task; an endpoint with a payload gets what that names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,9 @@ class GraderFile:
     @property
     def read_fields(self) -> set[str] | None:
         """Top-level names of the reference fields that it reads; None if it gets the whole item."""
-        if any(part.get("type") in READ_WHOLE_ITEM for part in _objects(self.values)):
-            return None
+        for part in _objects(self.values):
+            if part.get("type") in READ_WHOLE_ITEM and "payload" not in part:
+                return None
         return {name.split(".")[0].split("[")[0] for name in self.required}
 
     @property

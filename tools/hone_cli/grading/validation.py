@@ -59,9 +59,10 @@ def probes_of(
     """
     golds = [_gold(task, grader, source, gold_field) for task in tasks]
     shown = [_shown(gold) for gold in golds]
+    keys = [_key(task, grader) for task in tasks]
     probes = []
     for index, (task, gold) in enumerate(zip(tasks, golds, strict=True)):
-        other = _other(index, shown)
+        other = _other(index, shown, keys)
         probes.append(
             Probe(
                 row_id=task.task_id,
@@ -158,14 +159,19 @@ def _gold(
 
 
 def _value(task: Task, name: str, source: str) -> object:
-    value: object = task.reference
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = _at(task, name)
     if value is None:
         has = ", ".join(task.reference) or "none"
         raise CliError(
             f"{source}: task {task.task_id}: {name}: missing; its reference fields are {has}", USAGE
         )
+    return value
+
+
+def _at(task: Task, name: str) -> object:
+    value: object = task.reference
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
 
@@ -214,11 +220,18 @@ def _shown(gold: Sequence[ChatMessage]) -> str:
     return " ".join([*calls, gold[-1].text]).strip()
 
 
-def _other(index: int, shown: Sequence[str]) -> int | None:
+def _key(task: Task, grader: GraderFile) -> tuple[str, ...]:
+    """Returns what the grader reads of a task: where it is the same, so is the right answer."""
+    found = (_at(task, name) for name in sorted(grader.required))
+    return tuple(json.dumps(value, sort_keys=True) for value in found)
+
+
+def _other(index: int, shown: Sequence[str], keys: Sequence[tuple[str, ...]]) -> int | None:
     """Returns the next task with another gold answer, going round."""
     for step in range(1, len(shown)):
         other = (index + step) % len(shown)
-        if not _same(shown[index], shown[other]):
+        same_key = bool(keys[index]) and keys[index] == keys[other]
+        if not same_key and not _same(shown[index], shown[other]):
             return other
     return None
 

@@ -237,6 +237,11 @@ def test_same_gold_answer_is_no_opposite(files: Any) -> None:
     assert validate(files, ANSWER, task(18, id="a"), task("18.0", id="b")) == 0
 
 
+def test_another_solution_with_the_same_answer_is_no_opposite(files: Any) -> None:
+    rows = [task(7, solution=f"{7 - i} + {i}.\n#### 7", id=i) for i in range(3)]
+    assert validate(files, ANSWER, *rows) == 0
+
+
 def test_solution_goes_before_the_reference(files: Any) -> None:
     rows = [task(7, solution="We add 3 and 4.\n#### 7", id="a"), task(8, solution="#### 9", id="b")]
     assert validate(files, ANSWER, *rows) == 1

@@ -34,7 +34,7 @@ def figures(job: Job) -> dict[str, object]:
 def warnings(job: Job) -> list[str]:
     """What is allowed but most likely not meant."""
     spec = job.run.spec
-    found = []
+    found = [f"agreement: {text}" for text in job.agreement.warnings] if job.agreement else []
     if spec.reinforces and job.train is not None:
         if job.train.row_count < spec.train.batch_size:
             found.append(
@@ -59,6 +59,7 @@ def as_json(job: Job, grader: str) -> str:
             "spec": job.run.spec.model_dump(mode="json", exclude_none=True),
             "figures": figures(job),
             "grader": grader,
+            "agreement": job.agreement.summary if job.agreement else None,
             "warnings": warnings(job),
         },
         indent=2,
@@ -72,6 +73,8 @@ def as_text(job: Job, grader: str) -> str:
     for name, value in figures(job).items():
         lines.append(f"# {name.replace('_', ' ')}: {value}")
     lines.append(f"# grader: {grader}")
-    lines += [f"# warning: {text}" for text in warnings(job)]
+    if job.agreement is not None:
+        lines.append(f"# agreement: {job.agreement.summary}")
+    lines += [f"# warning: {text}".replace("\n", "\n#") for text in warnings(job)]
     lines.append("# nothing was started (--dry-run)")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from hone.grader.v1 import grader_pb2
 from hone.learner.v1 import learner_pb2
 
 from hone_cli.addresses import AddressBook
+from hone_cli.agreement import Agreed, check_agreement
 from hone_cli.clients import grader_client, learner_client
 from hone_cli.errors import FAILED, INTERRUPTED, USAGE, CliError, service_error
 from hone_cli.runview import RunView, choose_view
@@ -49,6 +50,8 @@ class Job:
     run: LoadedRun
     train: DataFile | None
     eval: DataFile | None
+    agreement: Agreed | None = None
+    """That people agree as far as the file demands; None if it demands nothing."""
 
 
 def prepare(run_file: Path, overrides: Sequence[str], verb: Verb) -> Job:
@@ -60,7 +63,7 @@ def prepare(run_file: Path, overrides: Sequence[str], verb: Verb) -> Job:
         verb: the command; a file that trains on rewards may be evaluated.
 
     Raises:
-        CliError: everything that is wrong, a line each.
+        CliError: everything that is wrong, a line each; or people agree less than the file demands.
     """
     try:
         run = load_run_file(
@@ -74,9 +77,12 @@ def prepare(run_file: Path, overrides: Sequence[str], verb: Verb) -> Job:
         if problems := check_files(run, model=False):
             raise SpecError(problems)
         train = None if verb == "evaluate" else _read_data(run, "data.train", run.spec.data.train)
-        return Job(run=run, train=train, eval=_read_data(run, "data.eval", run.spec.data.eval))
+        held_out = _read_data(run, "data.eval", run.spec.data.eval)
+        return Job(run=run, train=train, eval=held_out, agreement=check_agreement(run))
     except (SpecError, RowErrors) as error:
         raise CliError(_relative(str(error)), USAGE) from error
+    except CliError as error:
+        raise CliError(_relative(str(error)), error.exit_code) from error
 
 
 def _verb_of(spec: RunSpec) -> Verb:

@@ -15,7 +15,7 @@ from runspec.rules import check_no_effect, check_rules
 from runspec.schema import RunSpec
 from runspec.yamldoc import Document, parse_yaml
 
-_FILE_FIELDS = (("data", "train"), ("data", "eval"))
+_FILE_FIELDS = (("data", "train"), ("data", "eval"), ("agreement", "labels"))
 _PACKAGE_PREFIX = "package:"
 
 
@@ -90,7 +90,12 @@ def check_files(run: LoadedRun, *, model: bool = True) -> list[Problem]:
     """Finds data files and, where the learner is on this machine, model folders that do not exist."""
     spec = run.spec
     problems = []
-    for name, value in (("data.train", spec.data.train), ("data.eval", spec.data.eval)):
+    files = (
+        ("data.train", spec.data.train),
+        ("data.eval", spec.data.eval),
+        ("agreement.labels", spec.agreement.labels),
+    )
+    for name, value in files:
         needed = not (name == "data.train" and spec.algorithm == "evaluate")
         if value and needed and not Path(value).is_file():
             problems.append(run.problem(name, f"there is no file {value}"))
@@ -195,7 +200,7 @@ def _anchored(override: Override, folder: Path) -> Override:
 
 def _anchor(name: str, value: str, folder: Path) -> str:
     """Makes a path absolute; ids, packages and words stay."""
-    if name in ("data.train", "data.eval"):
+    if name in ("data.train", "data.eval", "agreement.labels"):
         is_path = bool(value)
     elif name == "model.path":
         is_path = bool(value) and not value.startswith(_PACKAGE_PREFIX)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from runspec.problems import Problem
-from runspec.schema import WITH_OPTIONAL_STD, RunSpec
+from runspec.schema import WITH_OPTIONAL_STD, AgreementSpec, RunSpec
 
 _NO_EFFECT_IN_SFT = (
     "group_size",
@@ -60,6 +60,13 @@ def _needs(spec: RunSpec) -> Iterator[tuple[str, str]]:
             "grader",
             f"missing; algorithm {spec.algorithm} needs a grader definition, "
             'for example {type: answer, name: right, reference: "{{item.answer}}"}',
+        )
+    if not spec.agreement.labels and spec.agreement != AgreementSpec():
+        yield "agreement.labels", "missing; an agreement needs a file of the labels of people"
+    if spec.agreement.labels and spec.algorithm == "sft":
+        yield (
+            "agreement.labels",
+            "has no effect with algorithm sft, which grades nothing; leave it out",
         )
     if spec.eval.every_steps > 0 and not spec.data.eval:
         yield "eval.every_steps", f"is {spec.eval.every_steps}, but data.eval names no file"

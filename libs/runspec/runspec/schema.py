@@ -224,6 +224,33 @@ _REINFORCEMENT_DEFAULTS: Mapping[str, object] = {
     "learning_rate": 1e-4,
     "batch_size": 8,
 }
+
+
+class AgreementSpec(Section):
+    """How far people must agree, by a file of labels, before anything is started or paid for."""
+
+    labels: str = ""
+    """File of labels (csv, tsv, jsonl or json), relative to the run file; empty means that nothing is demanded."""
+    minimum: float = Field(default=0.6, ge=0, le=1)
+    """For the lower end of the 95% interval of Cohen's kappa: of each judge against the majority, or of each pair."""
+    weights: Literal["none", "linear", "quadratic"] = "none"
+    """How far apart two labels count; for labels in an order."""
+    raters: tuple[str, ...] = Field(default=(), strict=False)
+    """Columns that are raters; empty means all but id and ignore."""
+    judges: tuple[str, ...] = Field(default=(), strict=False)
+    """Raters that are no people: held against the majority, without a vote in it."""
+    id: tuple[str, ...] = Field(default=(), strict=False)
+    """Columns that name the item together; empty means id, item, item_id, idx or task_id."""
+    ignore: tuple[str, ...] = Field(default=(), strict=False)
+    """Columns that are no raters."""
+    layout: Literal["wide", "long"] = "wide"
+    """A row per item and a column per rater, or a row per label with columns item, rater and label."""
+    order: tuple[str, ...] = Field(default=(), strict=False)
+    """Labels from lowest to highest, for weights; numbers have an order by themselves."""
+    missing: tuple[str, ...] = Field(default=(), strict=False)
+    """Words that stand for a missing label."""
+
+
 TRAIN_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "sft": {"max_steps": 30, "learning_rate": 2e-4, "batch_size": 16},
     "grpo": _REINFORCEMENT_DEFAULTS,
@@ -271,6 +298,8 @@ class RunSpec(Section):
     """How the policy is measured."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Seed of everything random in the run."""
+    agreement: AgreementSpec = AgreementSpec()
+    """How far people must agree before the run may start."""
 
     @property
     def reinforces(self) -> bool:

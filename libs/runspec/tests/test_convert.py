@@ -26,6 +26,7 @@ def spec_of(**fields: object) -> RunSpec:
     infra=st.integers(0, 100),
     timeout=st.integers(1, 600_000),
     eval_temperature=st.none() | st.floats(0, 10),
+    minimum=st.floats(0, 1),
     tools=st.lists(st.sampled_from(["calculator", "python", "shell"]), unique=True),
 )
 def test_round_trip(
@@ -36,6 +37,7 @@ def test_round_trip(
     infra: int,
     timeout: int,
     eval_temperature: float | None,
+    minimum: float,
     tools: list[str],
 ) -> None:
     spec = spec_of(
@@ -44,6 +46,7 @@ def test_round_trip(
         rollout={"temperature": temperature, "timeout": timeout / 1000, "tools": tools},
         retry={"infra_attempts": infra, "data_attempts": 0},
         eval={"temperature": eval_temperature},
+        agreement={"labels": "labels.csv", "minimum": minimum, "raters": ["anna", "ben"]},
     )
     assert run_spec_from_proto(run_spec_to_proto(spec)) == spec
 

@@ -289,3 +289,46 @@ def test_check_files_names_what_is_not_there(tmp_path: Path) -> None:
         "run.yaml:6: data.eval: there is no file held-out.jsonl",
         "run.yaml:3: model.path: there is no folder weights; give a model folder or package:NAME",
     ]
+
+
+def test_agreement_is_a_file_of_labels_beside_the_run_file(tmp_path: Path) -> None:
+    text = GRPO + "agreement: {labels: labels.csv, weights: quadratic, judges: [gpt]}\n"
+    wanted = load(tmp_path, text, "minimum=0.7").spec.agreement
+    assert wanted.labels == str(tmp_path / "labels.csv")
+    assert (wanted.minimum, wanted.weights, wanted.judges) == (0.7, "quadratic", ("gpt",))
+    assert load(tmp_path, GRPO).spec.agreement.labels == ""
+    problems = [problem.field for problem in check_files(load(tmp_path, text))]
+    assert "agreement.labels" in problems
+
+
+@pytest.mark.parametrize(
+    ("agreement", "expected"),
+    [
+        ("{minimum: 0.7}", "run.yaml:17: agreement.labels: missing; an agreement needs a file"),
+        (
+            "{labels: a.csv, minimum: 7}",
+            "run.yaml:17: agreement.minimum: found the number 7, expected",
+        ),
+        (
+            "{labels: a.csv, weights: cubic}",
+            "run.yaml:17: agreement.weights: found the text 'cubic'",
+        ),
+        (
+            "{label: a.csv}",
+            "run.yaml:17: agreement.label: unknown key; did you mean agreement.labels?",
+        ),
+    ],
+)
+def test_agreement_that_cannot_be_held_is_refused(
+    tmp_path: Path, agreement: str, expected: str
+) -> None:
+    (line,) = errors(tmp_path, GRPO + f"agreement: {agreement}\n")
+    assert line.startswith(expected)
+
+
+def test_agreement_has_no_effect_on_imitation(tmp_path: Path) -> None:
+    text = (
+        "algorithm: sft\nmodel: {path: m}\ndata: {train: rows.jsonl}\nagreement: {labels: a.csv}\n"
+    )
+    (line,) = errors(tmp_path, text)
+    assert line.startswith("run.yaml:4: agreement.labels: has no effect with algorithm sft")

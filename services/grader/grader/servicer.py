@@ -1,11 +1,20 @@
 """The grader's RPCs: thin, the desk does the work."""
 
+import asyncio
 from typing import Any
 
 import grpc
 from hone.grader.v1 import grader_pb2, grader_pb2_grpc
 
-from grader.convert import record_from_proto, verdict_to_proto
+from grader.agreement.demand import checked_minimum, shortfalls
+from grader.agreement.measure import measure
+from grader.convert import (
+    agreement_to_proto,
+    ratings_from_proto,
+    record_from_proto,
+    verdict_to_proto,
+    weights_from_proto,
+)
 from grader.desk import GradingDesk
 from grader.results import GradingFaultError
 from servicekit.errors import InvalidArgument, Unavailable
@@ -54,3 +63,24 @@ class GraderServicer(grader_pb2_grpc.GraderServiceServicer):
             reward_names=[member.name for member in definition.combination.members],
             grader_version=definition.version,
         )
+
+    async def MeasureAgreement(
+        self,
+        request: grader_pb2.MeasureAgreementRequest,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> grader_pb2.MeasureAgreementResponse:
+        """Compare raters, off the event loop."""
+        return await asyncio.to_thread(_measured, request)
+
+
+def _measured(
+    request: grader_pb2.MeasureAgreementRequest,
+) -> grader_pb2.MeasureAgreementResponse:
+    minimum = checked_minimum(request.minimum) if request.HasField("minimum") else None
+    table = measure(
+        ratings_from_proto(request),
+        weights=weights_from_proto(request.weights),
+        order=request.order,
+        seed=request.seed,
+    )
+    return agreement_to_proto(table, () if minimum is None else shortfalls(table, minimum))

@@ -6,12 +6,27 @@ no demand. It is for each judge against the majority of people; where there is n
 
 from grader.agreement.cohen import Kappa
 from grader.agreement.measure import AgreementTable, Comparison
+from servicekit.errors import InvalidArgument
 
 
 def demanded(table: AgreementTable) -> tuple[Comparison, ...]:
     """Return the comparisons that a minimum is for."""
     against = "majority" if table.judges else "rater"
     return tuple(row for row in table.comparisons if row.against == against)
+
+
+def checked_minimum(minimum: float) -> float:
+    """Return a minimum from 0 to 1.
+
+    Raises:
+        InvalidArgument: it is another number, or none.
+    """
+    if not 0 <= minimum <= 1:
+        text = f"found {minimum}, expected a number from 0 to 1"
+        raise InvalidArgument(
+            f"minimum: {text}", reason="RATINGS_INVALID", violations={"minimum": text}
+        )
+    return minimum
 
 
 def shortfalls(table: AgreementTable, minimum: float) -> tuple[str, ...]:

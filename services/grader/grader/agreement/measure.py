@@ -15,6 +15,7 @@ from grader.agreement.labels import Scale, label_of, scale_of
 from grader.agreement.meaning import kappa_warnings, label_warnings
 from grader.agreement.ratings import Ratings, checked, majority_of
 from grader.agreement.several import GroupAgreement, fleiss, krippendorff
+from servicekit.errors import InvalidArgument
 
 Against = Literal["rater", "majority", "majority_of_others"]
 
@@ -74,6 +75,9 @@ def measure(
         InvalidArgument: the ratings cannot be compared, there are too many labels, or they lack an order.
     """
     checked(ratings)
+    if seed < 0:
+        text = f"found {seed}, expected a whole number from 0"
+        raise InvalidArgument(f"seed: {text}", reason="RATINGS_INVALID", violations={"seed": text})
     used = {label for column in ratings.labels.values() for label in column if label is not None}
     scale = scale_of(used, order)
     comparisons = [

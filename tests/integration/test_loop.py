@@ -70,6 +70,34 @@ def test_rollout_is_shown_to_people(scripted_suite: Suite, trained: str) -> None
         assert expected in text, text
 
 
+def test_stored_rollouts_grade_as_they_did(
+    scripted_suite: Suite, trained: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "graded.jsonl"
+    found = scripted_suite.hone("grade", "--run", trained, "--errors", "--json", "--out", str(out))
+    stored = {row["rollout_id"]: row["score"] for row in rollouts(scripted_suite, trained)}
+    graded = {row["row_id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert {row_id: row["score"] for row_id, row in graded.items()} == stored
+    assert found["summary"]["num_scored"] == 36
+    assert {row["step"] for row in graded.values()} == {0, 1, 2}
+    assert scripted_suite.hone("runs", trained, "--errors", "--json") == found["errors"]
+    one = scripted_suite.hone("grade", "--run", trained, "--step", "1", "--json")
+    assert one["summary"]["num_rows"] == 12
+
+
+def test_printed_record_grades_as_it_did(
+    scripted_suite: Suite, trained: str, tmp_path: Path
+) -> None:
+    best = max(rollouts(scripted_suite, trained), key=lambda row: float(row["score"]))
+    reply = scripted_suite.hone("rollout", best["rollout_id"], "--json")
+    (tmp_path / "grader.json").write_text(reply["record"]["grader_json"])
+    (tmp_path / "record.jsonl").write_text(json.dumps(reply) + "\n")
+    found = scripted_suite.hone(
+        "grade", str(tmp_path / "grader.json"), str(tmp_path / "record.jsonl"), "--json"
+    )
+    assert found["summary"]["score"]["value"] == best["score"] == 1.0
+
+
 def test_evaluation_measures_without_training(scripted_suite: Suite, tiny_model: Path) -> None:
     job = write_job(
         scripted_suite.folder / "evaluation",

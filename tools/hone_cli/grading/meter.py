@@ -43,6 +43,10 @@ class Meter:
             self._told = now
             self._write(f"\r\x1b[K{self._text(now)}" if self._live else f"{self._text(now)}\n")
 
+    def skip(self) -> None:
+        """Notes one that an earlier command did; it says nothing about speed."""
+        self._total -= 1
+
     def close(self) -> None:
         """Takes the moving line away."""
         if self._live:

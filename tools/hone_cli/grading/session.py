@@ -4,7 +4,7 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from hone_cli.addresses import AddressBook
 from hone_cli.errors import USAGE, CliError
 from hone_cli.grading.graderfile import GraderFile, grader_of
 from hone_cli.grading.judging import check_definition, judge, open_desk
-from hone_cli.grading.meter import Meter, SilentMeter
+from hone_cli.grading.meter import Meter, SilentMeter, to_stderr
 from hone_cli.grading.pool import pooled
 from hone_cli.grading.results import Results, results_at
 from hone_cli.grading.sources import Work, one_by_one, read_file, tasks_of_file, works_of_file
@@ -68,7 +68,8 @@ async def grade_file(grader: GraderFile, path: Path, book: AddressBook, options:
     async with open_desk(book) as desk:
         check_definition(desk, grader)
         works = works_of_file(read_file(path), grader, source=str(path))[: options.limit]
-        return await _grade(desk, one_by_one(works), len(works), grader, options)
+        ids = [work.row_id for work in works]
+        return await _grade(desk, one_by_one(works), ids, grader, options)
 
 
 async def grade_run(
@@ -94,7 +95,8 @@ async def grade_run(
             raise CliError(f"no rollout of run {run_id} has ended yet", USAGE)
         text = grader.text if grader is not None else ""
         works = works_of_run(run_id, book, found, grader_json=text)
-        return await _grade(desk, works, len(found), grader, options)
+        ids = [item.rollout_id for item in found]
+        return await _grade(desk, works, ids, grader, options)
 
 
 async def validate_file(
@@ -135,14 +137,15 @@ async def validate_file(
 async def _grade(
     desk: GradingDesk,
     works: AsyncIterator[Work],
-    total: int,
+    row_ids: Sequence[str],
     grader: GraderFile | None,
     options: Options,
 ) -> Graded:
+    """Grades works, of which the ids are known; returns the rows in the order of the ids."""
     sample = _Sample(options.regrade, random.Random(options.seed))
     definitions: set[str] = set()
     with results_at(options.out, resume=options.resume) as results:
-        with _meter(total, options) as meter, _stop_button() as button:
+        with _meter(len(row_ids), options) as meter, _stop_button() as button:
 
             async def do(work: Work) -> GradedRow:
                 return await judge(desk, work)
@@ -151,7 +154,7 @@ async def _grade(
                 results.add(row)
                 meter.tick()
 
-            todo = _undone(works, results, desk, sample, definitions)
+            todo = _undone(works, results, desk, sample, definitions, meter)
             complete = await pooled(todo, do, done, parallel=options.parallel, button=button)
             again: list[GradedRow] = []
             if complete:
@@ -164,7 +167,8 @@ async def _grade(
                 )
         if grader is None and len(definitions) == 1:
             grader = grader_of(definitions.pop(), "the run's grader")
-        return Graded(rows=results.rows, complete=complete, grader=grader, regraded=again)
+        rows = [row for row_id in row_ids if (row := results.get(row_id)) is not None]
+        return Graded(rows=rows, complete=complete, grader=grader, regraded=again)
 
 
 class _Sample:
@@ -192,6 +196,7 @@ async def _undone(
     desk: GradingDesk,
     sample: _Sample,
     definitions: set[str],
+    meter: Meter,
 ) -> AsyncIterator[Work]:
     """Yields what an earlier command did not grade; shows every row to the sample."""
     async for work in works:
@@ -199,6 +204,7 @@ async def _undone(
             definitions.add(work.grader_json)
             sample.offer(work)
             if results.has(work.row_id, work.digest, desk.version_of(work.grader_json)):
+                meter.skip()
                 continue
         yield work
 
@@ -217,8 +223,14 @@ def _stop_button() -> Iterator[StopButton]:
     """Listens for Ctrl-C inside the block."""
     button = StopButton()
     loop = asyncio.get_running_loop()
+
+    def press() -> None:
+        button.press()
+        if button.presses == 1:
+            to_stderr("\nfinishing what is under way; Ctrl-C again leaves at once\n")
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, button.press)
+        loop.add_signal_handler(number, press)
     try:
         yield button
     finally:

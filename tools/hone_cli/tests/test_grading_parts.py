@@ -116,7 +116,9 @@ async def test_source_that_breaks_ends_the_pool() -> None:
 
 def test_meter_tells_rate_and_time_left() -> None:
     now, told = [0.0], list[str]()
-    meter = Meter(100, live=False, write=told.append, clock=lambda: now[0])
+    meter = Meter(110, live=False, write=told.append, clock=lambda: now[0])
+    for _ in range(10):
+        meter.skip()
     for _ in range(40):
         now[0] += 0.5
         meter.tick()

@@ -18,6 +18,13 @@ GRAMMARS: Mapping[type[Any], Callable[[Any], Grammar[Verdict]]] = {
     BinaryKind: lambda kind: BinaryGrammar(),
 }
 
+KIND_NAMES: Mapping[type[Any], str] = {
+    ScoreKind: "score",
+    LabelKind: "label",
+    PairwiseKind: "pairwise",
+    BinaryKind: "binary",
+}
+
 
 def read_verdict(text: str, kind: Kind) -> Reading[Verdict]:
     """Read the verdict of a kind out of a judge's text.

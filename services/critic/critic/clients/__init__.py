@@ -1,0 +1,1 @@
+"""Judges over the network, one file per API."""

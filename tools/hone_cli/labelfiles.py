@@ -94,6 +94,8 @@ def _text(data: bytes, path: Path) -> str:
 def _csv_rows(text: str, path: Path, *, tab: bool) -> list[LabelRow]:
     head = next((line for line in text.splitlines() if line.strip()), "")
     delimiter = "\t" if tab else max(_DELIMITERS, key=head.count)
+    # The limit is the whole process's; columns of texts may be long, and the file is in memory already.
+    csv.field_size_limit(max(len(text), csv.field_size_limit()))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     faults = Faults()
     header: list[str] | None = None

@@ -27,7 +27,7 @@ class Layout:
     id: tuple[str, ...] = ()
     """Columns that name the item together; by default the first of ID_NAMES that is there."""
     raters: tuple[str, ...] = ()
-    """Columns of a wide file that are raters; by default all that are neither id nor ignored."""
+    """Raters to compare, in a wide file columns; by default all, in a wide file all that are neither id nor ignored."""
     ignore: tuple[str, ...] = ()
     long: bool = False
     rater_column: str = ""
@@ -76,7 +76,7 @@ def gather(
     Raises:
         CliError: rows or columns that do not fit; names file and line.
     """
-    reader = _Reader(layout)
+    reader = _Reader(layout, judges)
     columns = list(dict.fromkeys(name for file in files for name in file.columns))
     ids = reader.id_columns(columns, files[0].path)
     if layout.long:
@@ -98,10 +98,16 @@ def gather(
 class _Reader:
     """Turns rows into single labels and notes what does not fit."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, judges: Sequence[str]) -> None:
         self._layout = layout
-        self._missing = {label_of(word) for word in layout.missing}
-        self._aliases = {label_of(word): label_of(meant) for word, meant in layout.aliases.items()}
+        self._named = dict.fromkeys((*layout.raters, *judges) if layout.raters else ())
+        try:
+            self._missing = {label_of(word) for word in layout.missing}
+            self._aliases = {
+                label_of(word): label_of(meant) for word, meant in layout.aliases.items()
+            }
+        except ValueError as error:
+            raise CliError(f"words for missing or other labels: {error}", USAGE) from error
         self.faults = Faults()
         self.notes: list[str] = []
         self.found: list[Rating] = []
@@ -111,18 +117,22 @@ class _Reader:
         if self._layout.id:
             self._known(self._layout.id, columns, path)
             return self._layout.id
-        return tuple(
-            name for name in ID_NAMES if name in columns and name not in self._layout.raters
-        )[:1]
+        return tuple(name for name in ID_NAMES if name in columns and name not in self._named)[:1]
 
     def read_wide(
         self, files: Sequence[LabelFile], ids: tuple[str, ...], columns: Sequence[str]
     ) -> None:
         """Reads a label per row and rater."""
-        named = self._layout.raters
-        self._known((*named, *self._layout.ignore), columns, files[0].path)
+        named = self._named
+        if not named and {"rater", "label"} <= set(columns):
+            self.faults.add(
+                files[0].path,
+                "has columns rater and label: if a row is one label add --long, else name --raters",
+            )
+            return
+        self._known([*named, *self._layout.ignore], columns, files[0].path)
         others = (*ids, *self._layout.ignore)
-        raters = dict.fromkeys(named or (name for name in columns if name not in others))
+        raters = named or dict.fromkeys(name for name in columns if name not in others)
         for rater in raters:
             start = len(self.found)
             for file in files:
@@ -155,13 +165,15 @@ class _Reader:
                 self._read_anonymous(file, ids)
                 continue
             for row in file.rows:
-                rater = str(row.values.get(column) or "").strip() if column else file.path.stem
+                rater = _text(row.values.get(column)) if column else file.path.stem
                 if not rater:
                     self.faults.add(
                         row.place, f"{column}: found nothing, expected the rater's name"
                     )
-                    continue
-                self._add(row, self._item(row, ids), rater, layout.label_column)
+                elif not self._named or rater in self._named:
+                    self._add(row, self._item(row, ids), rater, layout.label_column)
+        raters = dict.fromkeys(row.rater for row in self.found)
+        self._known(list(self._named), list(raters), files[0].path, "label of rater")
 
     def read_judge(self, judge: JudgeFile, ids: tuple[str, ...]) -> None:
         """Reads the labels of a judge for the items that people labelled."""
@@ -232,12 +244,14 @@ class _Reader:
             parts.append(str(value))
         return "\x1f".join(parts)
 
-    def _known(self, names: Sequence[str], columns: Sequence[str], path: Path) -> bool:
+    def _known(
+        self, names: Sequence[str], columns: Sequence[str], path: Path, what: str = "column"
+    ) -> bool:
         unknown = [name for name in names if name not in columns]
         for name in unknown:
             meant = nearest(name, columns)
-            hint = f"did you mean {meant}?" if meant else f"it has {', '.join(columns)}"
-            self.faults.add(path, f"has no column {name!r}; {hint}")
+            hint = f"did you mean {meant}?" if meant else f"it has {', '.join(columns) or 'none'}"
+            self.faults.add(path, f"has no {what} {name!r}; {hint}")
         return not unknown
 
     def _check_rater(self, rater: str, given: Sequence[Rating], path: Path) -> None:
@@ -256,6 +270,10 @@ class _Reader:
             others = set().union(*(labels[other] for other in raters if other != rater))
             if len(raters) > 1 and not (said - {None}) & others:
                 self.notes.append(f"no other rater uses a label of {rater}. {_ignore_hint(rater)}")
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value).strip()
 
 
 def _ignore_hint(rater: str) -> str:

@@ -20,6 +20,7 @@ from hone_cli.commands.stop import stop
 from hone_cli.commands.train import train
 from hone_cli.commands.up import up
 from hone_cli.errors import FAILED, INTERRUPTED, CliError
+from hone_cli.text import safe
 
 VERBS = (
     (init, "Write a small example that works."),
@@ -86,7 +87,8 @@ def run() -> None:
 
 
 def _say(text: str) -> None:
-    print(f"hone: {text}", file=sys.stderr)
+    # Names from files and services may hold anything.
+    print(f"hone: {safe(text)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class GraderServicer(grader_pb2_grpc.GraderServiceServicer):
     def __init__(self, desk: GradingDesk) -> None:
         """Answer from the desk."""
         self._desk = desk
+        self._measuring = asyncio.Lock()
 
     async def GradeRollout(
         self,
@@ -69,8 +70,9 @@ class GraderServicer(grader_pb2_grpc.GraderServiceServicer):
         request: grader_pb2.MeasureAgreementRequest,
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> grader_pb2.MeasureAgreementResponse:
-        """Compare raters, off the event loop."""
-        return await asyncio.to_thread(_measured, request)
+        """Compare raters, off the event loop; one table at a time, for gradings need the threads too."""
+        async with self._measuring:
+            return await asyncio.to_thread(_measured, request)
 
 
 def _measured(

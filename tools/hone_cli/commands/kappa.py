@@ -37,7 +37,7 @@ def kappa(
         typer.Option(
             "--raters",
             metavar="A,B,C",
-            help="Columns that are raters; by default all but id and ignored ones.",
+            help="Raters to compare, in a wide file columns; by default all but id and ignored ones.",
         ),
     ] = None,
     judge: Annotated[
@@ -91,8 +91,6 @@ def kappa(
         float | None,
         typer.Option(
             "--minimum",
-            min=0,
-            max=1,
             metavar="KAPPA",
             help="Exit code 1 unless the lower end of the interval reaches it: of each judge against the "
             "majority, or without judges of each pair.",
@@ -105,7 +103,7 @@ def kappa(
 
     Missing labels and tied majorities are left out and counted. Needs no running suite.
     """
-    from grader.agreement.demand import shortfalls
+    from grader.agreement.demand import checked_minimum, shortfalls
     from grader.agreement.measure import measure
     from hone_cli import render_kappa
     from hone_cli.labelfiles import read_label_file
@@ -127,12 +125,13 @@ def kappa(
     judge_files, judges = _judges(judge or (), read, layout)
     found = gather(read, layout, judge_files=judge_files, judges=judges)
     try:
+        lowest = None if minimum is None else checked_minimum(minimum)
         table = measure(found.ratings, weights=weights.value, order=_names(order, ()), seed=seed)
     except InvalidArgument as error:
         raise CliError(error.message, USAGE) from error
-    short = shortfalls(table, minimum) if minimum is not None else ()
+    short = shortfalls(table, lowest) if lowest is not None else ()
     if as_json:
-        typer.echo(render_kappa.as_json(table, found.notes, minimum, short))
+        typer.echo(render_kappa.as_json(table, found.notes, lowest, short))
     else:
         typer.echo(render_kappa.as_text(table, found.notes))
     if short:

@@ -133,6 +133,14 @@ def test_the_same_labels_in_any_form_have_the_same_kappa(
          "weights: linear needs labels in an order, found 'x', 'y', 'z'"),
         ("map.csv", b"id,a,b\n1,x,y\n", ("--map", "Tie"), "--map: found 'Tie', expected LABEL=LABEL"),
         ("j.csv", b"id,a,b\n1,x,y\n", ("--judge", "c"), "--judge: found 'c', expected a file"),
+        ("rows.csv", b"item,rater,label\n1,a,x\n", (),
+         "rows.csv: has columns rater and label: if a row is one label add --long"),
+        ("who.csv", b"item,rater,label\n1,anna,x\n", ("--long", "--raters", "ana"),
+         "who.csv: has no label of rater 'ana'; it has none"),
+        ("x.csv", b"id,a,b\n1,x,y\n", ("--minimum", "nan"), "minimum: found nan, expected a number"),
+        ("x.csv", b"id,a,b\n1,x,y\n", ("--minimum", "1.5"), "minimum: found 1.5, expected a number"),
+        ("x.csv", b"id,a,b\n1,x,y\n", ("--order", "w" * 201), "order: found a text of 201"),
+        ("x.csv", b"id,a,b\n1,x,y\n", ("--missing", "w" * 201), "labels: found a text of 201"),
     ],
 )  # fmt: skip
 def test_bad_input_names_file_and_line_and_what_would_be_right(
@@ -251,7 +259,29 @@ def test_minimum_is_an_exit_code_and_a_sentence(hone: Hone) -> None:
     assert hone("labels.csv", "--minimum", "0.3")[0] == 0
     code, out, _ = hone("labels.csv", "--minimum", "0.6", "--json")
     assert code == 1 and json.loads(out)["minimum"]["met"] is False
-    assert hone("labels.csv", "--minimum", "1.5")[0] == 2
+
+
+def test_raters_that_are_named_are_the_only_ones(hone: Hone) -> None:
+    Path("long.csv").write_text(
+        "item,rater,label\n" + "".join(f"{i},{r},{i % 2}\n" for i in range(4) for r in (0, 1, 2))
+    )
+    _, out, _ = hone("long.csv", "--long", "--raters", "0,2", "--json")
+    assert _kappas(out) == {"0 ~ 2": 1.0}
+    Path("wide.csv").write_text("id,a,b,c,judge\n1,x,x,y,x\n2,y,y,x,y\n")
+    _, out, _ = hone("wide.csv", "--raters", "a,b", "--judge", "judge", "--json")
+    found = json.loads(out)
+    assert (found["people"], found["judges"]) == (["a", "b"], ["judge"])
+
+
+def test_rater_whose_name_is_a_number_is_one(hone: Hone) -> None:
+    rows = [{"item": i, "rater": r, "label": i % 2} for i in range(4) for r in (0, 1)]
+    Path("long.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert _kappas(hone("long.jsonl", "--long", "--json")[1]) == {"0 ~ 1": 1.0}
+
+
+def test_text_longer_than_the_csv_module_likes_is_read(hone: Hone) -> None:
+    Path("labels.csv").write_text(WIDE.replace("two", "t" * 200_000))
+    assert hone("labels.csv", "--ignore", "text")[0] == 0
 
 
 def test_equal_seeds_give_equal_intervals(hone: Hone) -> None:
@@ -265,6 +295,8 @@ def test_control_characters_in_labels_do_not_reach_the_terminal(hone: Hone) -> N
     Path("labels.csv").write_text("id,a\x1b[2J,b\n1,x\x1b[2J,x\n2,y,y\n")
     code, out, _ = hone("labels.csv")
     assert code == 0 and "\x1b" not in out
+    _, _, err = hone("labels.csv", "--minimum", "0.6")
+    assert "\x1b" not in err and "\\x1b" in err
 
 
 @needs_shared

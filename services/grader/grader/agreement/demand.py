@@ -1,7 +1,8 @@
 """A minimum of agreement, and which comparisons fall short of it.
 
-The minimum is for the lower end of the 95% interval, not for the kappa alone: a few items that happened to agree meet
-no demand. It is for each judge against the majority of people; where there is no judge, for every pair of people.
+The minimum is for the lower end of the 95% interval, not for the kappa alone: what the agreement is at least, as far as
+so many items can tell. It is for each judge against the majority of people; where there is no judge, for every pair of
+people.
 """
 
 from grader.agreement.cohen import Kappa

@@ -93,7 +93,10 @@ def is_number(label: str) -> bool:
 
 
 def _scale_by_order(used: Collection[str], order: Sequence[str]) -> Scale:
-    labels = tuple(label for label in (label_of(text) for text in order) if label is not None)
+    try:
+        labels = tuple(label for label in map(label_of, order) if label is not None)
+    except ValueError as err:
+        raise _refused("order", str(err)) from err
     if len(set(labels)) < len(labels) or len(labels) < len(order):
         raise _refused("order", f"found {', '.join(order)}; expected each label once, none empty")
     if lacking := sorted(set(used) - set(labels)):

@@ -17,6 +17,9 @@ from grader.agreement.ratings import Ratings, checked, majority_of
 from grader.agreement.several import GroupAgreement, fleiss, krippendorff
 from servicekit.errors import InvalidArgument
 
+MAX_KINDS = 200_000
+"""Kinds of pairs of labels over all comparisons; every one is drawn for each resample."""
+
 Against = Literal["rater", "majority", "majority_of_others"]
 
 
@@ -80,6 +83,7 @@ def measure(
         raise InvalidArgument(f"seed: {text}", reason="RATINGS_INVALID", violations={"seed": text})
     used = {label for column in ratings.labels.values() for label in column if label is not None}
     scale = scale_of(used, order)
+    _check_size(ratings, scale)
     comparisons = [
         _compared(ratings, scale, weights, seed, first, second)
         for first, second in combinations(ratings.labels, 2)
@@ -120,6 +124,20 @@ def agreement_of(
     one, other = [label_of(value) for value in first], [label_of(value) for value in second]
     scale = scale_of({label for label in (*one, *other) if label is not None}, order)
     return cohen(crosstab(one, other, scale), scale, weights=weights, seed=seed)
+
+
+def _check_size(ratings: Ratings, scale: Scale) -> None:
+    """Refuse what would take minutes."""
+    num_raters, num_labels = len(ratings.labels), len(scale.labels)
+    num_comparisons = num_raters * (num_raters + 1) // 2
+    if num_comparisons * min(ratings.num_items, num_labels**2) > MAX_KINDS:
+        text = (
+            f"{num_raters} raters with {num_labels} labels are too many to resample; compare fewer "
+            "raters at once, or group the labels"
+        )
+        raise InvalidArgument(
+            f"ratings: {text}", reason="RATINGS_INVALID", violations={"ratings": text}
+        )
 
 
 def _with_majority(ratings: Ratings) -> tuple[str, ...]:

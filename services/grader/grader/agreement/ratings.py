@@ -83,7 +83,7 @@ def ratings_of(rows: Iterable[Rating], judges: Collection[str] = ()) -> Ratings:
                 rater: tuple(given.get(position) for position in range(len(positions)))
                 for rater, given in found.items()
             },
-            judges=tuple(judges),
+            judges=tuple(dict.fromkeys(judges)),
         )
     )
 

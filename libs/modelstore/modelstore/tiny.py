@@ -5,6 +5,7 @@ same seed gives the same files. It knows nothing: it is for plumbing and for num
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -44,9 +45,22 @@ _TRAINING_TEXT = (
 
 def make_tiny_model(folder: Path, seed: int = 0) -> None:
     """Writes model and tokenizer into `folder`, which is made if it is not there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tiny_tokenizer()
-    config = transformers.LlamaConfig(
+    _write(folder, seed, transformers.LlamaForCausalLM, _config())
+
+
+def make_tiny_reward_model(folder: Path, seed: int = 0, *, num_outputs: int = 1) -> None:
+    """Writes a sequence classifier and tokenizer into `folder`; one output makes it a reward model.
+
+    Its pad token is also its end of sequence, as it is with many models, and the trap with padding.
+    """
+    config = _config()
+    config.num_labels = num_outputs
+    config.pad_token_id = SPECIAL_TOKENS.index(IM_END)
+    _write(folder, seed, transformers.LlamaForSequenceClassification, config)
+
+
+def _config() -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=128,
         intermediate_size=352,
@@ -60,10 +74,15 @@ def make_tiny_model(folder: Path, seed: int = 0) -> None:
         eos_token_id=SPECIAL_TOKENS.index(IM_END),
         pad_token_id=SPECIAL_TOKENS.index(END_OF_TEXT),
     )
+
+
+def _write(folder: Path, seed: int, kind: type[Any], config: transformers.LlamaConfig) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = make_tiny_tokenizer()
     # A forked generator state keeps the caller's random numbers as they were.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = transformers.LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+        model = kind(config)
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
 

@@ -320,3 +320,17 @@ def test_smollm_specials_in_text_stay_text(smollm_renderer: ChatRenderer) -> Non
     assert row.token_ids.count(smollm_renderer.end_of_turn_id) == len(messages)
     assert 0 not in row.token_ids
     assert 3 not in row.token_ids
+
+
+def test_a_conversation_that_is_over_asks_for_no_further_turn() -> None:
+    call = ToolCall(tool_call_id="c", name="calculator", arguments_json='{"expression": "1+1"}')
+    messages = [
+        ChatMessage(role=Role.USER, content=("x",)),
+        ChatMessage(role=Role.ASSISTANT, tool_calls=(call,)),
+        ChatMessage(role=Role.TOOL, content=("2<|im_end|>",), tool_call_id="c"),
+        ChatMessage(role=Role.ASSISTANT, content=("2",)),
+    ]
+    text = ChatRenderer(CharTokenizer()).conversation(messages).text
+    assert text.startswith("<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<tool_call>")
+    assert text.endswith("<|im_start|>assistant\n2<|im_end|>\n")
+    assert text.count("<|im_end|>") == 4

@@ -129,6 +129,15 @@ class ChatRenderer:
         """Ids of the prompt of the first turn."""
         return self.initial(messages, tools).token_ids
 
+    def conversation(self, messages: Sequence[ChatMessage]) -> Prompt:
+        """Renders a conversation that is over, calls included, for a model that judges it.
+
+        Raises:
+            RenderError: the template refuses the conversation.
+        """
+        text = self._render([self._raw(m) for m in messages], (), add_generation_prompt=False)
+        return Prompt(text=text, token_ids=self._encode(text))
+
     def assistant_text(self, sampled_ids: Sequence[int]) -> str:
         """Text of a sampled turn, without the token that ended it."""
         ids = list(sampled_ids)

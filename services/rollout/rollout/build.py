@@ -6,6 +6,7 @@ import socket
 import time
 import uuid
 from functools import partial
+from pathlib import Path
 
 from hone.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 
@@ -20,6 +21,7 @@ from rollout.engines.base import EngineError, ModelKey
 from rollout.engines.table import ENGINES, EngineOptions, choose_engine
 from rollout.executor import Executor, LeaseTimes
 from rollout.policies import Policies
+from rollout.reward_models import RewardModels, RewardScorer
 from rollout.servicer import RolloutServicer
 from rollout.settings import RolloutSettings
 from servicekit.channels import connect, resolve
@@ -51,8 +53,10 @@ async def build(app: App[RolloutSettings]) -> None:
         await _preload(policies, settings.preload_model)
     reporter = BusReporter(bus, blobs, time.time)
     executor = await _make_executor(app, bus, policies, reporter)
+    rewards = make_reward_models(settings)
+    app.on_close(rewards.close)
     rollout_pb2_grpc.add_RolloutServiceServicer_to_server(
-        RolloutServicer(policies, executor, engine_name), app.server
+        RolloutServicer(policies, rewards, executor, engine_name), app.server
     )
     app.add_service(rollout_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name)
     app.on_drain(partial(executor.drain, settings.drain_seconds * DRAIN_SHARE))
@@ -83,6 +87,21 @@ def make_policies(settings: RolloutSettings, adapters: AdapterFolders) -> Polici
         make_engine=partial(make_engine, options),
         resolve=lambda path: resolve_model(path, settings.model_cache_dir),
         adapters=adapters,
+    )
+
+
+def make_reward_models(settings: RolloutSettings) -> RewardModels:
+    """Makes the reward models; torch is imported with the first of them."""
+
+    def open_model(folder: Path, dtype: str) -> RewardScorer:
+        from rollout.engines.reward_head import RewardHead
+
+        return RewardHead(folder, dtype)
+
+    return RewardModels(
+        open_model=open_model,
+        resolve=lambda path: resolve_model(path, settings.model_cache_dir),
+        max_loaded=settings.reward_models,
     )
 
 

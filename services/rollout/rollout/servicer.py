@@ -8,13 +8,16 @@ from hone.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 
 from rollout.convert import (
     adapter_from_proto,
+    conversation_from_proto,
     generation_to_proto,
     model_from_proto,
     policy_to_proto,
+    reward_score_to_proto,
 )
 from rollout.engines.base import EngineError, GenerationRequest, PolicyKey
 from rollout.executor import Executor
 from rollout.policies import Policies
+from rollout.reward_models import RewardModels
 from servicekit.errors import InvalidArgument, Unavailable
 from trajectory import convert
 from trajectory.rendering import ChatRenderer, RenderError
@@ -22,13 +25,19 @@ from trajectory.rendering import ChatRenderer, RenderError
 M = TypeVar("M")
 T = TypeVar("T")
 
+MAX_CONVERSATIONS = 256
+"""In one ScoreRewards."""
+
 
 class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     """Answers RolloutService."""
 
-    def __init__(self, policies: Policies, executor: Executor, engine: str) -> None:
+    def __init__(
+        self, policies: Policies, rewards: RewardModels, executor: Executor, engine: str
+    ) -> None:
         """Takes what serves; `engine` is the chosen engine's name."""
         self._policies = policies
+        self._rewards = rewards
         self._executor = executor
         self._engine = engine
 
@@ -87,6 +96,20 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         except EngineError as error:
             raise Unavailable(str(error)) from error
         return rollout_pb2.LoadPolicyResponse(policy_version=request.policy_version)
+
+    async def ScoreRewards(
+        self, request: rollout_pb2.ScoreRewardsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> rollout_pb2.ScoreRewardsResponse:
+        """Scores conversations by a reward model."""
+        model = _valid(model_from_proto, request.model)
+        count = len(request.conversations)
+        if not 1 <= count <= MAX_CONVERSATIONS:
+            raise InvalidArgument(f"conversations: found {count}, must be 1 to {MAX_CONVERSATIONS}")
+        conversations = [_valid(conversation_from_proto, c) for c in request.conversations]
+        scores = await self._rewards.score(model, conversations)
+        return rollout_pb2.ScoreRewardsResponse(
+            scores=[reward_score_to_proto(score) for score in scores]
+        )
 
     async def GetEngine(
         self, request: rollout_pb2.GetEngineRequest, context: grpc.aio.ServicerContext[Any, Any]

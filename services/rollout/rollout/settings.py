@@ -30,6 +30,8 @@ class RolloutSettings(ServiceSettings):
     """Sequences that the engine samples at once, per policy."""
     prefix_cache_bytes: int = Field(default=1 << 30, ge=0)
     """Keys and values of prompts and turns that are kept, per policy."""
+    reward_models: int = Field(default=2, ge=1, le=64)
+    """Reward models that stay loaded; the one that was used longest ago goes first."""
     lease_seconds: float = Field(default=15.0, gt=0)
     """A rollout whose replica is silent for this long is given up."""
     renew_seconds: float = Field(default=4.0, gt=0)

@@ -13,6 +13,7 @@ from hone.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
 
 from rollout.adapters import AdapterFolders
+from rollout.build import make_reward_models
 from rollout.clients import (
     REPLY_SECONDS,
     TOOLS_TIMEOUT_SECONDS,
@@ -25,7 +26,8 @@ from rollout.engines.scripted import ScriptedEngine
 from rollout.failures import RolloutError, UnknownToolError
 from rollout.jobs import AdapterRef, AgentLimits, Environment, RolloutJob
 from rollout.policies import Policies
-from rollout.servicer import RolloutServicer
+from rollout.servicer import MAX_CONVERSATIONS, RolloutServicer
+from rollout.settings import RolloutSettings
 from servicekit.channels import connect
 from servicekit.errors import (
     FailedPrecondition,
@@ -249,13 +251,15 @@ async def stub(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Any]:
         resolve=resolve,
         adapters=AdapterFolders(tmp_path, NoBlobs()),
     )
-    servicer = RolloutServicer(policies, InFlight(), "scripted")  # type: ignore[arg-type]
+    rewards = make_reward_models(RolloutSettings())
+    servicer = RolloutServicer(policies, rewards, InFlight(), "scripted")  # type: ignore[arg-type]
 
     def add(server: grpc.aio.Server) -> None:
         rollout_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, server)
 
     async with running_server(add) as target, connect(target) as channel:
         yield rollout_pb2_grpc.RolloutServiceStub(channel)
+    await rewards.close()
 
 
 TINY = run_spec_pb2.ModelSpec(path="tiny")
@@ -297,3 +301,56 @@ async def test_a_missing_blob_and_a_missing_model_are_named(stub: Any) -> None:
         )
     with pytest.raises(InvalidArgument, match=r"model\.path: empty"):
         await stub.Generate(rollout_pb2.GenerateRequest())
+
+
+async def test_reward_models_score_in_the_order_of_the_conversations(
+    stub: Any, tiny_reward_model: Path
+) -> None:
+    model = run_spec_pb2.ModelSpec(path=str(tiny_reward_model))
+    request = rollout_pb2.ScoreRewardsRequest(
+        model=model, conversations=[conversation("yes"), conversation("no " * 50)]
+    )
+    first, second = (await stub.ScoreRewards(request)).scores
+    request = rollout_pb2.ScoreRewardsRequest(model=model, conversations=[conversation("no " * 50)])
+    (alone,) = (await stub.ScoreRewards(request)).scores
+    assert alone.score == pytest.approx(second.score, abs=1e-4)
+    assert first.score != second.score
+    assert second.token_count > first.token_count > 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (rollout_pb2.ScoreRewardsRequest(), r"model\.path: empty"),
+        (rollout_pb2.ScoreRewardsRequest(model=TINY), "conversations: found 0"),
+        (
+            rollout_pb2.ScoreRewardsRequest(
+                model=TINY, conversations=[rollout_pb2.Conversation()] * (MAX_CONVERSATIONS + 1)
+            ),
+            "conversations: found 257",
+        ),
+        (
+            rollout_pb2.ScoreRewardsRequest(model=TINY, conversations=[rollout_pb2.Conversation()]),
+            r"conversations\.messages: at least one",
+        ),
+    ],
+)
+async def test_a_wrong_question_to_a_reward_model_is_named(
+    stub: Any, request_: rollout_pb2.ScoreRewardsRequest, said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        await stub.ScoreRewards(request_)
+
+
+async def test_a_reward_model_that_is_none_is_named(stub: Any) -> None:
+    model = run_spec_pb2.ModelSpec(path="/nowhere")
+    request = rollout_pb2.ScoreRewardsRequest(model=model, conversations=[conversation("x")])
+    with pytest.raises(InvalidArgument, match="'/nowhere' cannot be opened"):
+        await stub.ScoreRewards(request)
+
+
+def conversation(text: str) -> rollout_pb2.Conversation:
+    said = message_pb2.ChatMessage(
+        role=message_pb2.ROLE_ASSISTANT, parts=[message_pb2.ContentPart(text=text)]
+    )
+    return rollout_pb2.Conversation(messages=[HELLO, said])

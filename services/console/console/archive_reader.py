@@ -84,6 +84,17 @@ class StepEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResultCount:
+    """How many rollouts of a step ended alike."""
+
+    phase: str
+    step: int
+    result: str
+    """success, unjudged, a kind of shortfall, or infrastructure."""
+    num: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEvent:
     """An event's bytes, with the record of a finished event where it was fetched or inline."""
 
@@ -186,6 +197,21 @@ class ArchiveReader:
                 (run_id,),
             )
             return {(row["phase"], row["outcome"]): row["num"] for row in rows}
+
+    def result_counts(self, run_id: str) -> list[ResultCount]:
+        """Counts a run's ended rollouts by step and by why they did not succeed, in the order of the log.
+
+        What failed or was polluted says nothing about the policy: it is of result infrastructure.
+        """
+        with self._open() as connection:
+            rows = connection.execute(
+                "SELECT phase, step, CASE WHEN outcome = 'failed' OR kind = 'polluted' THEN 'infrastructure' "
+                "WHEN kind <> '' THEN kind WHEN outcome = 'scored' THEN 'success' ELSE 'unjudged' END "
+                "AS result, count(*) AS num FROM rollouts WHERE run_id = ? AND outcome <> 'open' "
+                "GROUP BY phase, step, result ORDER BY min(first_position)",
+                (run_id,),
+            )
+            return [ResultCount(**row) for row in rows]
 
     def rollout(self, rollout_id: str) -> RolloutEntry | None:
         """Returns one rollout, or None if the log knows none of that id."""

@@ -3,11 +3,18 @@
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote, urlencode
 
-from console.archive_reader import RolloutEntry, RolloutFilter, RunEntry, StepEntry
+from console.archive_reader import (
+    ResultCount,
+    RolloutEntry,
+    RolloutFilter,
+    RunEntry,
+    StepEntry,
+)
 from console.audit import AuditReport
 from console.audit_rules import RULES
 from console.charts import curve
 from console.markup import Child, Markup, tag
+from console.page_errors import errors_section
 from console.page_layout import badge, page, strip, table
 from console.wording import duration, number, when
 
@@ -62,12 +69,13 @@ def runs_page(runs: Sequence[RunEntry], next_href: str) -> bytes:
 def run_page(
     run: RunEntry,
     steps: Sequence[StepEntry],
+    results: Sequence[ResultCount],
     counts: Mapping[tuple[str, str], int],
     where: RolloutFilter,
     rollouts: Sequence[RolloutEntry],
     next_href: str,
 ) -> bytes:
-    """Shows one run: its figures step by step, and its rollouts through a filter."""
+    """Shows one run: its figures step by step, why rollouts did not succeed, and its rollouts through a filter."""
     return page(
         run.run_id,
         tag("h1", run.run_id, " ", badge(run.end or "active")),
@@ -85,6 +93,7 @@ def run_page(
             ("Log", tag("a", "audit", href=f"{run_path(run.run_id)}/audit")),
         ),
         _curves(steps),
+        errors_section(results),
         tag("h2", "Rollouts"),
         _chips(where, counts),
         _rollout_table(rollouts),

@@ -120,8 +120,15 @@ class Site:
             token = make_token(shown[-1].first_position, question)
             kept = {key: query[key] for key in ("phase", "step", "outcome") if key in query}
             next_href = f"{run_path(run_id)}?{urlencode({**kept, 'page': token})}"
-        counts = self._reader.outcome_counts(run_id)
-        return run_page(run, self._reader.steps(run_id), counts, where, shown, next_href)
+        return run_page(
+            run,
+            self._reader.steps(run_id),
+            self._reader.result_counts(run_id),
+            self._reader.outcome_counts(run_id),
+            where,
+            shown,
+            next_href,
+        )
 
     def _audit_page(self, run_id: str) -> bytes:
         if self._reader.run(run_id) is None:

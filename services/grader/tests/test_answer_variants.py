@@ -278,6 +278,7 @@ RIGHT = [
     ("- total: 42", "42"),
     ("| total | 42 |", "42"),
     ("x = 5\ny = 6\nx + y = 11", "11"),
+    ("Final Answer: 71. Correction: 72", "72"),
 ]
 WRONG = [
     ('{"answer": null}', "72"),
@@ -350,7 +351,6 @@ WRONG = [
     ("Final Answer: one hundred and one", "100"),
     ("Final Answer: none", "0"),
     ("\u6700\u7ec8\u7b54\u6848\uff1a\u4e94\u5341\u516d", "65"),
-    ("Final Answer: 71. Correction: 72", "72"),
     ("I think it's 72 or maybe 73.", "72"),
     ("72 or 73", "72"),
     ("Final Answer: A and B", "A"),

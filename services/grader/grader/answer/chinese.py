@@ -18,7 +18,8 @@ SCALES = {**_TENS, **_MYRIADS}
 _NEGATIVE = ("\u8d1f", "\u8ca0")
 _POINT = "\u70b9"
 _PERCENT = "\u767e\u5206\u4e4b"
-_OVER = "\u5206\u4e4b"
+OVER = "\u5206\u4e4b"
+"""Between a denominator and the numerator that follows it."""
 _AND_A_PART = "\u53c8"
 _HALF = "\u534a"
 _NUMERAL = "".join({*_DIGITS, *_TENS, *_MYRIADS})
@@ -43,30 +44,41 @@ def read_chinese(text: str) -> ChineseNumber | None:
     percent = text.startswith(_PERCENT)
     if percent:
         text = text[len(_PERCENT) :]
-    if text.startswith(_HALF):
+    half = re.match("\u4e00?\u534a", text)
+    if half:
         return ChineseNumber(
-            value=Fraction(-1 if negative else 1, 2), percent=percent, rest=text[1:]
+            value=Fraction(-1 if negative else 1, 2), percent=percent, rest=text[half.end() :]
         )
     match = _PREFIX.match(text)
+    value: Fraction | None
+    over = re.match(r"(\d+)\u5206\u4e4b(\d+)", text)
+    if over and int(over.group(1)):
+        value = Fraction(int(over.group(2)), int(over.group(1)))
+        return ChineseNumber(
+            value=-value if negative else value, percent=False, rest=text[over.end() :]
+        )
     arabic = re.match(r"\d+(?:\.\d+)?", text) if percent else None
     if match is None and arabic is None:
         return None
     if arabic is not None:
-        value: Fraction | None = Fraction(arabic.group())
+        value = Fraction(arabic.group())
         rest = text[arabic.end() :]
     else:
         assert match is not None
         value, rest = _numeral(match.group()), text[match.end() :]
-        if value and rest.startswith(_OVER):
-            upper = _PREFIX.match(rest[len(_OVER) :])
+        if value and rest.startswith(OVER):
+            upper = _PREFIX.match(rest[len(OVER) :])
             numerator = _numeral(upper.group()) if upper else None
             if upper is None or numerator is None:
                 return None
-            value, rest = numerator / value, rest[len(_OVER) + upper.end() :]
+            value, rest = numerator / value, rest[len(OVER) + upper.end() :]
     if value is None:
         return None
     if percent:
         value /= 100
+    elif match is not None and re.match("\u4e2a?\u534a", rest):
+        # A measure word and a half: two and a half.
+        value, rest = value + Fraction(1, 2), rest[rest.index(_HALF) + 1 :]
     elif rest.startswith(_AND_A_PART):
         part = read_chinese(rest[len(_AND_A_PART) :])
         if part is None or not 0 < part.value < 1:

@@ -32,7 +32,14 @@ LONG_DECIMALS = 10
 """A decimal written with at least this many places may be the rounding of a fraction."""
 _PUNCTUATION = re.compile(r"[\s.,;:!?\"'`*_$()-]+")
 _ARTICLE = re.compile(r"^(?:an?|the) ")
-_CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?\(?([A-Za-z])\)?", re.IGNORECASE)
+_LEAD = re.compile(
+    r"^(?:(?:it|there|that|he|she) (?:is|was)|it s|(?:there|they) are|on|in|at|by|called) "
+    r"(?:(?:an?|the) )?"
+)
+"""Words before an answer in words that say nothing."""
+_VERDICT = re.compile(r"(yes|no|true|false)(?:$|[,.;:!](?:\s|$))(.*)", re.IGNORECASE | re.DOTALL)
+_OPPOSITE = re.compile(r"\b(?:yes|no|true|false|not sure|maybe)\b", re.IGNORECASE)
+_CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?[(\[]?([A-Za-z])[)\]]?", re.IGNORECASE)
 _CHOICE_LED = re.compile(
     r"(?:(?:option|choice|answer)\s+)?\(?([A-Za-z])(?:\)|[.:,](?=\s)|\s+-(?=\s))[.:,]?\s+"
     r"(?!\(?[A-Za-z]\)?(?:$|[\s,.;/)]))(?!(?:and|or)\b)\S.*",
@@ -59,6 +66,8 @@ def compare(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
         return _equality(_same_number(gold, stated))
     if isinstance(gold, Text):
         return _compare_text(gold, stated)
+    if isinstance(gold, Ratio) and isinstance(stated, Range):
+        return _equality(gold.parts == (stated.low.value, stated.high.value) and not gold.suffix)
     if isinstance(gold, Ratio) and isinstance(stated, Ratio):
         return _equality(
             gold.parts == stated.parts and (gold.suffix == stated.suffix or not gold.suffix)
@@ -93,6 +102,14 @@ def choice_of(text: str) -> str | None:
     """Return the letter, upper case, if text is a choice such as C, (c) or `C. 72 clips`."""
     match = _CHOICE.fullmatch(text.strip()) or _CHOICE_LED.fullmatch(text.strip())
     return match.group(1).upper() if match else None
+
+
+def verdict_of(text: str) -> str | None:
+    """Return yes, no, true or false if text begins with it and takes nothing back."""
+    match = _VERDICT.match(text.strip())
+    if match is None or _OPPOSITE.search(match.group(2)):
+        return None
+    return match.group(1).lower()
 
 
 def _equality(equal: bool) -> Equality:
@@ -137,7 +154,10 @@ def _compare_text(gold: Text, stated: Value) -> Equality:
         return Equality.DIFFERENT
     if len(gold.text) == 1 and gold.text.isalpha():
         return _equality(choice_of(stated.text) == gold.text.upper())
-    return _equality(plain_text(gold.text) == plain_text(stated.text))
+    wanted, given = plain_text(gold.text), plain_text(stated.text)
+    return _equality(
+        given in (wanted, wanted.removeprefix("date ")) or _LEAD.sub("", given) == wanted
+    )
 
 
 def _compare_named(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
@@ -193,6 +213,11 @@ def _compare_collection(gold: Value, stated: Value, symbolic: Symbolic) -> Equal
             return _compare_intervals(gold, interval, symbolic)
         assert isinstance(stated, Interval)
         return _compare_intervals(interval, stated, symbolic)
+    coordinates = _coordinates(gold if isinstance(stated, Ordered) else stated)
+    if coordinates is not None and isinstance(stated, Ordered):
+        return _compare_collection(coordinates, stated, symbolic)
+    if coordinates is not None and isinstance(gold, Ordered):
+        return _compare_collection(gold, coordinates, symbolic)
     if isinstance(gold, Ordered) and isinstance(stated, Ordered):
         if (gold.opening, gold.closing) != (stated.opening, stated.closing):
             return Equality.DIFFERENT
@@ -207,6 +232,19 @@ def _compare_collection(gold: Value, stated: Value, symbolic: Symbolic) -> Equal
     if isinstance(gold, Many) and len(gold.items) == 1:
         return compare(gold.items[0], stated, symbolic)
     return Equality.DIFFERENT
+
+
+def _coordinates(value: Value) -> Ordered | None:
+    """Read x = 1, y = 2 as (1, 2): values with different letters in the order of the alphabet."""
+    if not isinstance(value, Many) or len(value.items) < 2:
+        return None
+    named = [item for item in value.items if isinstance(item, Named)]
+    names = [item.name for item in named]
+    if len(named) < len(value.items) or names != sorted(set(names)):
+        return None
+    if any(len(name) != 1 for name in names):
+        return None
+    return Ordered(opening="(", items=tuple(item.value for item in named), closing=")")
 
 
 def _match(gold: tuple[Value, ...], stated: tuple[Value, ...], symbolic: Symbolic) -> Equality:
@@ -270,12 +308,16 @@ def _compare_expression(gold: Value, stated: Value, symbolic: Symbolic) -> Equal
         stated, Expression | Number | Arithmetic
     ):
         return Equality.DIFFERENT
-    if isinstance(stated, Number) and isinstance(gold, Expression) and stated.unit:
-        stated = Number(value=stated.value)
+    if not same_unit(_unit(gold), _unit(stated)):
+        return Equality.DIFFERENT
     left, right = _latex(gold), _latex(stated)
     if left.replace(" ", "") == right.replace(" ", ""):
         return Equality.EQUAL
     return _ask(symbolic, "value", left, right)
+
+
+def _unit(value: Value) -> str:
+    return value.unit if isinstance(value, Number | Expression) else ""
 
 
 def _ask(symbolic: Symbolic, kind: str, gold: str, stated: str) -> Equality:
@@ -294,9 +336,9 @@ def _latex(value: Value) -> str:
             return str(exact.numerator)
         return f"\\frac{{{exact.numerator}}}{{{exact.denominator}}}"
     if isinstance(value, Expression):
-        return value.latex.replace("*", " \\cdot ")
+        return value.latex.replace("**", "^").replace("*", " \\cdot ")
     if isinstance(value, Arithmetic):
-        return value.text.replace("*", " \\cdot ")
+        return value.text.replace("**", "^").replace("*", " \\cdot ")
     if isinstance(value, Text):
         return value.text
     if isinstance(value, Ordered | Many):

@@ -8,20 +8,24 @@ masked, kind extraction, and has no vote.
 import re
 from dataclasses import dataclass
 
-from grader.answer.compare import Equality, choice_of, compare, plain_text
-from grader.answer.extraction import Statement, extract
+from grader.answer.compare import Equality, choice_of, compare, plain_text, verdict_of
+from grader.answer.extraction import extract
 from grader.answer.normalize import normalize
 from grader.answer.reading import MAX_SPAN, read
+from grader.answer.spans import keep_factorial, unwrap_mathematics
+from grader.answer.statement import Statement
 from grader.answer.symbolic import Symbolic
 from grader.answer.values import Expression, Many, Number, Ordered, Text, Value
 from trajectory.types import OutcomeKind
 
 _NUMBERS = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d\d")
 _HEDGE = re.compile(
-    r"\b(?:not|between|or|either|neither|except|at least|at most|more than|less than|over|under|range)\b",
+    r"\b(?:not|between|or|either|neither|except|at least|at most|more than|less than|over|under|range)\b"
+    r"|\u4e0d|\u6216|\u81f3\u5c11|\u81f3\u591a|\u8d85\u8fc7",
     re.IGNORECASE,
 )
-_INNER = re.compile(r"\b(?:is|are|equals|total of|be)\s+(.+)$", re.IGNORECASE)
+_INNER = re.compile(r".*\b(?:is|are|equals|total of|be)\s+(.+)$", re.IGNORECASE)
 
 
 class ReferenceUnreadableError(ValueError):
@@ -55,6 +59,9 @@ def judge_answer(
     Raises:
         ReferenceUnreadableError: the reference is blank or too long.
     """
+    if "\\boxed" in reference:
+        boxed = extract(reference[:MAX_SPAN]).statement
+        reference = boxed.text if boxed is not None else reference
     gold = _read_reference(reference)
     extraction = extract(response, stated_only=stated_only)
     statement = extraction.statement
@@ -76,7 +83,8 @@ def judge_answer(
 
 
 def _read_reference(reference: str) -> Value:
-    gold = read(normalize(reference), listed=True) if len(reference) <= MAX_SPAN else None
+    whole = keep_factorial(unwrap_mathematics(reference.strip()))
+    gold = read(normalize(whole), listed=True) if len(whole) <= MAX_SPAN else None
     if gold is None:
         shown = reference if len(reference) <= 60 else f"{reference[:57]}..."
         raise ReferenceUnreadableError(
@@ -104,12 +112,20 @@ def _compare_statement(
     if isinstance(gold, Text):
         if plain_text(normalize(statement.line[:MAX_SPAN])) == plain_text(gold.text):
             return Equality.EQUAL
+        verdict = verdict_of(normal) if verdict_of(gold.text) else None
+        if verdict:
+            return Equality.EQUAL if verdict == verdict_of(gold.text) else Equality.DIFFERENT
         if len(gold.text) == 1 and gold.text.isalpha() and choice_of(normal):
             return Equality.EQUAL if choice_of(normal) == gold.text.upper() else Equality.DIFFERENT
     stated = read(normal, listed=isinstance(gold, Many | Ordered))
     if stated is None:
         return Equality.UNREADABLE
     found = compare(gold, stated, symbolic)
+    if found is not Equality.EQUAL and _DECIMAL_COMMA.fullmatch(reference.strip()):
+        # Two digits after a single comma may be decimals as well as a second number.
+        decimal = read(normalize(reference))
+        if isinstance(decimal, Number) and isinstance(read(normal), Number):
+            found = compare(decimal, stated, symbolic)
     if found is Equality.DIFFERENT and isinstance(gold, Number) and isinstance(stated, Text):
         found = _inside(gold, normal, symbolic) or found
     if found is Equality.UNREADABLE and not isinstance(stated, Expression):
@@ -125,11 +141,14 @@ def _inside(gold: Value, span: str, symbolic: Symbolic) -> Equality | None:
         if value is not None and not isinstance(value, Text):
             found = compare(gold, value, symbolic)
             return None if found is Equality.UNREADABLE else found
-    numbers = set(_NUMBERS.findall(span))
-    if len(numbers) == 1 and not _HEDGE.search(span) and isinstance(gold, Number):
-        value = read(numbers.pop())
-        return compare(Number(value=gold.value), value, symbolic) if value is not None else None
-    return None
+    numbers = list(_NUMBERS.finditer(span))
+    if len(numbers) != 1 or _HEDGE.search(span) or not isinstance(gold, Number):
+        return None
+    value = read(span[numbers[0].start() :])
+    if isinstance(value, Number):
+        return compare(gold, value, symbolic)
+    value = read(numbers[0].group())
+    return compare(Number(value=gold.value), value, symbolic) if value is not None else None
 
 
 def _judgement(found: Equality, statement: Statement, reference: str) -> AnswerJudgement:

@@ -9,6 +9,8 @@ import unicodedata
 
 DOLLAR = "\u00a4"
 """Stands for a dollar sign that means money; a bare `$` delimits mathematics."""
+ROW = "\u21b5"
+"""Stands for the end of a matrix's row."""
 SET_OPEN = "\u2983"
 SET_CLOSE = "\u2984"
 
@@ -18,7 +20,10 @@ _VULGAR = {
     "\u2157": "3/5", "\u2158": "4/5", "\u2159": "1/6", "\u215a": "5/6", "\u215b": "1/8",
     "\u215c": "3/8", "\u215d": "5/8", "\u215e": "7/8",
 }  # fmt: skip
-_SUPERSCRIPTS = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
+_SUPERSCRIPTS = str.maketrans(
+    "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b", "0123456789+-"
+)
+_RAISED = re.compile("[\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
 _TRANSLATION = {
     **{ord(c): "-" for c in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d"},
     **{ord(c): "'" for c in "\u2018\u2019\u02bc\u2032"},
@@ -44,7 +49,11 @@ _LATEX = tuple(
         (r"\\[()\[\]]", " "),
         (r"\\\{", SET_OPEN),
         (r"\\\}", SET_CLOSE),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:[dtc]|nice|s)frac(?![a-zA-Z])", r"\\frac"),
+        (r"\{\s*([^{}]+?)\s*\\over(?![a-zA-Z])\s*([^{}]+?)\s*\}", r"\\frac{\1}{\2}"),
+        (r"\\(?:text)?color\s*\{[a-zA-Z]+\}", ""),
+        (r"\\begin\{(?:aligned|align\*?|split|gathered|equation\*?)\}", " "),
+        (r"\\end\{(?:aligned|align\*?|split|gathered|equation\*?)\}", " "),
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
         (r"\\frac\s+\{", r"\\frac{"),
@@ -71,6 +80,10 @@ _TEXT_COMMAND = re.compile(
 _SQRT_CALL = re.compile(r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)|\u221a\s*\(([^()]*)\)")
 _SQRT_SIGN = re.compile(r"\u221a\s*(\d+|[a-zA-Z])")
 _GOES_ON = re.compile(r"(\d*\.\d*?)(\d)\2{2,}(?:\.\.\.|\\ldots|\\dots)")
+_BRACED_SIGN = re.compile(r"\s*\{\s*([-+,])\s*\}\s*")
+_PLUS_MINUS = re.compile(r"\+\s?/\s?-|\+-(?=\s?\d)")
+_PI = re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])")
+_ALIGNMENT = re.compile(r"&(?=\s*[=<>])|(?<=[=<>])\s*&")
 _SPACES = re.compile(r"\s+")
 _ENDS = " \t\r\n.,;!?\"'`"
 
@@ -82,9 +95,7 @@ def unify_characters(text: str) -> str:
     for sign, fraction in _VULGAR.items():
         if sign in text:
             text = text.replace(sign, f" {fraction} ")
-    for power, sign in enumerate(_SUPERSCRIPTS):
-        if sign in text:
-            text = text.replace(sign, f"^{power}")
+    text = _RAISED.sub(lambda m: f"^{m.group().translate(_SUPERSCRIPTS)}", text)
     text = text.translate(_TRANSLATION)
     text = unicodedata.normalize("NFKC", text).translate(_TRANSLATION)
     return "".join(_plain_character(c) for c in text)
@@ -103,11 +114,17 @@ def _plain_character(character: str) -> str:
 
 def normalize(span: str) -> str:
     """Return a span in the one plain notation that `reading` understands."""
-    text = unify_characters(span).replace("{,}", ",")
+    text = _BRACED_SIGN.sub(r"\1", unify_characters(span))
     text = _GOES_ON.sub(r"\1\\overline{\2}", text)
     if "\\" in text:
         text = _resolve_latex(text)
     text = _resolve_dollars(text)
+    if "pi" in text and len(text) > 2:
+        text = _PI.sub(r"\\pi ", text)
+    if "+" in text:
+        text = _PLUS_MINUS.sub("\u00b1", text)
+    if "&" in text and "\\begin" not in text:
+        text = _ALIGNMENT.sub("", text)
     if "sqrt" in text or "\u221a" in text:
         text = _SQRT_CALL.sub(lambda m: f"\\sqrt{{{m.group(1) or m.group(2)}}}", text)
         text = _SQRT_SIGN.sub(r"\\sqrt{\1}", text)
@@ -132,6 +149,9 @@ def strip_ends(text: str) -> str:
 
 
 def _resolve_latex(text: str) -> str:
+    if "\\\\" in text:
+        # Where there are no rows, a doubled backslash is one that was escaped once too often.
+        text = text.replace("\\\\", ROW) if "\\begin" in text else text.replace("\\\\", "\\")
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
     for _ in range(4):

@@ -9,9 +9,10 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from grader.answer.chinese import OVER as CHINESE_OVER
 from grader.answer.chinese import SCALES as CHINESE_SCALES
 from grader.answer.chinese import read_chinese
-from grader.answer.units import CURRENCIES, CURRENCY_PREFIXES, currency_of, read_unit
+from grader.answer.units import CURRENCIES, CURRENCY_PREFIXES, KNOWN_UNITS, currency_of, read_unit
 from grader.answer.values import Number
 from grader.answer.words import is_number_word, read_words
 
@@ -21,7 +22,7 @@ MAX_BITS = 8192
 """A power whose result needs more bits is not read as a number."""
 
 _DECIMAL = (
-    r"(?:\d{1,3}(?:,\d{2,3})*,\d{3}|\d{1,3}(?:[ ']\d{3})+(?!\d)|\d+)(?:\.\d+|\.(?!\d))?|\.\d+"
+    r"(?:\d{1,3}(?:,\d{2,3})*,\d{3}|\d{1,3}(?:[ '_]\d{3})+(?!\d)|\d+)(?:\.\d+|\.(?!\d))?|\.\d+"
 )
 _PLAIN = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
 _NUMBER = re.compile(_DECIMAL)
@@ -31,7 +32,9 @@ _MIXED = re.compile(
 _LATEX_FRACTION = re.compile(
     rf"\\frac\{{\s*([-+]?)\s*({_DECIMAL})\s*\}}\{{\s*([-+]?)\s*({_DECIMAL})\s*\}}"
 )
-_FRACTION = re.compile(rf"\(?({_DECIMAL})\)?\s*/\s*\(?({_DECIMAL})\)?")
+_FRACTION = re.compile(
+    rf"(\(\s*[-+]?\s*(?:{_DECIMAL})\s*\)|{_DECIMAL})\s*/\s*(\(\s*[-+]?\s*(?:{_DECIMAL})\s*\)|{_DECIMAL})"
+)
 _SCIENTIFIC = re.compile(
     rf"(?:({_DECIMAL})\s*(?:\*|x|X)\s*)?10\s*(?:\^|\*\*)\s*(?:\{{\s*([-+]?\s*\d+)\s*\}}|\(\s*([-+]?\d+)\s*\)|([-+]?\d+))"
 )
@@ -40,17 +43,19 @@ _POWER = re.compile(r"(\d+)\s*(?:\^|\*\*)\s*(?:\{\s*(\d+)\s*\}|(\d+))(?!\s*(?:\^
 _REPEATING = re.compile(
     r"(\d*)\.(\d*)(?:\\overline\{\s*(\d+)\s*\}|\\bar\{?\s*(\d+)\s*\}?|\\dot\{(\d)\}|\((\d+)\))"
 )
-_DECIMAL_COMMA = re.compile(r"(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,.])")
+_DECIMAL_COMMA = re.compile(
+    r"(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,.])|(0),(\d+)(?![\d,.])"
+)
 _DOTTED_THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 _INDIAN = re.compile(r"\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?")
 _WESTERN = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 _SUFFIX = re.compile(
-    r"\s*((?i:thousands?|millions?|billions?|trillions?|lakhs?|crores?|dozens?|bn|mn|mln|tn)|[kKmMbBT])"
+    r"\s*((?i:thousands?|millions?|billions?|trillions?|lakhs?|crores?|dozens?|bn|mn|mln|mil|tn)|MM|[kKmMbBT])"
     r"(?![a-zA-Z^/\d])"
 )
 _SUFFIX_FACTORS = {
     "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "lakh": 10**5,
-    "crore": 10**7, "dozen": 12, "bn": 10**9, "mn": 10**6, "mln": 10**6, "tn": 10**12,
+    "crore": 10**7, "dozen": 12, "bn": 10**9, "mn": 10**6, "mln": 10**6, "mil": 10**6, "mm": 10**6, "tn": 10**12,
 }  # fmt: skip
 _PERCENT = re.compile(
     r"\s*(?:%|percent(?:age)?(?:\s+points?)?|per\s+cent|pct\.?)(?![a-zA-Z])", re.IGNORECASE
@@ -60,7 +65,10 @@ _APPROXIMATE = re.compile(
     r"|\u7ea6|\u5927\u7ea6|\u5171)\s*|\u2248\s*|~\s*)",
     re.IGNORECASE,
 )
+_GLUED = re.compile(r"(?!(?:st|nd|rd|th)\b)[a-zA-Z]{1,2}(?![a-zA-Z])|\s[b-zB-HJ-Z]$")
 _SIGN = re.compile(r"[-+]\s*")
+_THOUSANDS_OR_FRACTION = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])|0,\d+(?![\d,])")
+"""What a comma inside a number looks like, even where several numbers may be listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +96,7 @@ def read_number(text: str, *, listed: bool = False) -> Number | None:
     if approximate:
         text = text[approximate.end() :]
     negative, currency, text = _prefixes(text)
-    if listed and "," in text:
+    if listed and "," in text and not _THOUSANDS_OR_FRACTION.match(text):
         return None
     body = _read_body(text)
     if body is None:
@@ -118,7 +126,7 @@ def _prefixes(text: str) -> tuple[bool, str, str]:
         sign = _SIGN.match(text)
         if sign:
             negative ^= text[0] == "-"
-            text = text[sign.end() :]
+            text = _strip_brackets(text[sign.end() :])
             continue
         lowered = text[:4].lower()
         prefix = next((p for p in CURRENCY_PREFIXES if lowered.startswith(p)), None)
@@ -170,8 +178,9 @@ def _read_fraction(text: str) -> _Body | None:
         match = _FRACTION.match(text)
         if not match:
             return None
-        upper, lower = decimal_value(match.group(1)), decimal_value(match.group(2))
-        flip = False
+        sides = [side.strip("() ").replace(" ", "") for side in match.groups()]
+        upper, lower = (decimal_value(side.lstrip("+-")) for side in sides)
+        flip = sides[0].startswith("-") != sides[1].startswith("-")
     if upper is None or not lower:
         return None
     return _Body(value=-upper / lower if flip else upper / lower, end=match.end())
@@ -205,7 +214,7 @@ def _read_power(text: str) -> _Body | None:
 def _read_decimal(text: str) -> _Body | None:
     match = _DECIMAL_COMMA.match(text)
     if match:
-        whole, decimals = match.group(1).replace(".", ""), match.group(2)
+        whole, decimals = (match.group(1) or "0").replace(".", ""), match.group(2) or match.group(4)
         value = Fraction(f"{whole}.{decimals}")
         return _Body(value=value, end=match.end(), decimals=len(decimals), plain=True)
     match = _DOTTED_THOUSANDS.match(text)
@@ -227,7 +236,7 @@ def decimal_value(text: str) -> Fraction | None:
         if not (_WESTERN.fullmatch(text) or _INDIAN.fullmatch(text)):
             return None
         text = text.replace(",", "")
-    text = text.replace(" ", "").replace("'", "").rstrip(".")
+    text = text.replace(" ", "").replace("'", "").replace("_", "").rstrip(".")
     if not text or len(text) > 2000:
         return None
     return Fraction(text)
@@ -236,6 +245,10 @@ def decimal_value(text: str) -> Fraction | None:
 def _finish(text: str, body: _Body, *, negative: bool, currency: str) -> Number | None:
     value = -body.value if negative else body.value
     rest = text[body.end :]
+    if rest.startswith(CHINESE_OVER):
+        return _read_written(text, negative=negative, currency=currency)
+    if body.plain and rest[:5].lower() in (" and ", "-and-"):
+        return _read_written(text, negative=negative, currency=currency)
     if body.plain and rest[:1] in ("-", " "):
         word = rest.lstrip(" -").split(" ")[0].split("-")[0].lower()
         if is_number_word(word):
@@ -249,6 +262,9 @@ def _finish(text: str, body: _Body, *, negative: bool, currency: str) -> Number 
     if percent:
         value, rest, decimals = value / 100, rest[percent.end() :], decimals + 2 if decimals else 0
     if rest[:1].isdigit():
+        return None
+    if _GLUED.match(rest) and read_unit(rest.strip().split(" ")[0]) not in KNOWN_UNITS:
+        # Letters right behind the digits are variables, as in 3x.
         return None
     return _with_unit(value, rest, currency, decimals)
 

@@ -5,10 +5,14 @@ fit as a whole; that is the caller's decision.
 """
 
 import re
+from dataclasses import replace
+from fractions import Fraction
 
-from grader.answer.normalize import SET_CLOSE, SET_OPEN
+from grader.answer.dates import read_date
+from grader.answer.normalize import ROW, SET_CLOSE, SET_OPEN
 from grader.answer.numerals import decimal_value, read_number
 from grader.answer.splitting import balanced, split_top
+from grader.answer.units import trailing_unit
 from grader.answer.values import (
     Arithmetic,
     Equation,
@@ -27,8 +31,9 @@ from grader.answer.values import (
 )
 
 _RATIO = re.compile(r"(\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?)+)\s*([aApP]\.?[mM]\.?)?")
+_HOUR = re.compile(r"(\d{1,2})\s*([aApP])\.?[mM]\.?")
 _RANGE = re.compile(
-    r"(?:(from|between)\s+)?([$\u00a4\u20ac\u00a3]?\s*[\d.,]+)\s*(-|~|to|and)\s*([$\u00a4\u20ac\u00a3]?\s*[\d.,]+.*)",
+    r"(?:(from|between)\s+)?([$\u00a4\u20ac\u00a3]?\s*[\d.,]+%?)\s*(-|~|(?:up\s+)?to|through|and)\s*([$\u00a4\u20ac\u00a3]?\s*[\d.,]+.*)",
     re.IGNORECASE,
 )
 _WORD_RANGE = re.compile(r"(?:(from|between)\s+)?([a-z-]+)\s+(to|and)\s+([a-z -]+)", re.IGNORECASE)
@@ -39,13 +44,21 @@ _RELATION = re.compile(r"<=|>=|!=|<|>|=|\u2248")
 _NAME = re.compile(
     r"[a-zA-Z](?:_\{?\w+\}?)?(?:\([^()]*\))?|\\[a-zA-Z]+|[A-Za-z][A-Za-z ]{1,40}|\([a-zA-Z](?:\s*,\s*[a-zA-Z])+\)"
 )
+_POINT = re.compile(r"^[A-Z]\s?(\([^()]*,[^()]*\))$")
+"""A point with its name."""
+_TUPLES = re.compile(r"(\([^()]*,[^()]*\))\s*(?:and|or)?\s*(?=\([^()]*,[^()]*\))")
+_GEOMETRY = re.compile(
+    r"(?=.*[A-Z])(?:\\(?:angle|triangle|overline|widehat|vec|frac|measuredangle)(?![a-zA-Z])"
+    r"|m(?=\s*\\angle)|[A-Z']|_\{?\w+\}?|[|:{}\s])+"
+)
+"""The name of a length, an angle, an area, or of their ratio."""
 _LABEL = re.compile(r"([A-Za-z][A-Za-z ]{0,30}):\s+(.+)")
 _OPERATORS = re.compile(
     r"[\\^_=<>|]|\d[a-zA-Z]|[a-zA-Z]\d|(?<=\w)\s*[+*/]\s*(?=[\w(])|[\w)]!|\)\(|[a-zA-Z]\("
-    r"|^-\s*[a-zA-Z]$|\b[a-zA-Z] - (?:[a-zA-Z]|\d)\b|\b\d+ - [a-zA-Z]\b|\b[a-z]-\d"
+    r"|\d\s+[b-zB-HJ-Z]$|^-\s*[a-zA-Z]$|\b[a-zA-Z] - (?:[a-zA-Z]|\d)\b|\b\d+ - [a-zA-Z]\b|\b[a-z]-\d"
 )
 _BASE_NUMERAL = re.compile(r"(\d+)_\{?(\d+)\}?")
-_EMPTY_SET = frozenset(("\\emptyset", "\\varnothing", "\u2205", "empty set"))
+_EMPTY_SET = frozenset(("\\emptyset", "\\varnothing", "\u2205", "empty set", "the empty set"))
 _REALS = frozenset(("\\mathbb{R}", "\\mathbb R", "\\R", "R", "all real numbers", "all reals"))
 _NOTHING = frozenset(("n/a", "na", "nan", "none", "null", "nil"))
 _BRACKETS = {"(": ")]", "[": ")]"}
@@ -66,7 +79,10 @@ def read(text: str, *, listed: bool = False, depth: int = 0) -> Value | None:
     text = text.strip()
     if not text or len(text) > MAX_SPAN or depth > MAX_DEPTH:
         return None
-    number = read_number(text, listed=listed)
+    date = read_date(text)
+    if date is not None:
+        return Text(text=date)
+    number = None if _HOUR.fullmatch(text) else read_number(text, listed=listed)
     if number is not None:
         return number
     base = _BASE_NUMERAL.fullmatch(text)
@@ -82,6 +98,7 @@ def read(text: str, *, listed: bool = False, depth: int = 0) -> Value | None:
         if simple is not None:
             return simple
     for nested in (
+        _read_exact,
         _read_matrix,
         _read_plus_minus,
         _read_union,
@@ -96,19 +113,36 @@ def read(text: str, *, listed: bool = False, depth: int = 0) -> Value | None:
     if labelled:
         return read(labelled.group(2), listed=listed, depth=depth + 1)
     if _OPERATORS.search(text):
-        return Expression(latex=text)
+        formula, unit = trailing_unit(text)
+        return Expression(latex=formula, unit=unit)
     return Text(text=text)
 
 
+def _read_exact(text: str, depth: int) -> Value | None:
+    """What stands before "is about": the exact value, if it is a fraction or a formula."""
+    exact, sign, _ = text.partition("\u2248")
+    if not sign or not exact.strip():
+        return None
+    value = read(exact, depth=depth + 1)
+    plain = isinstance(value, Number) and "/" not in exact and "\\" not in exact
+    if plain and "=" not in exact:
+        return None
+    return value if isinstance(value, Number | Expression | Named) else None
+
+
 def _read_ratio(text: str) -> Value | None:
+    match = _HOUR.fullmatch(text)
+    if match:
+        parts = (Fraction(int(match.group(1))), Fraction(0))
+        return Ratio(parts=parts, suffix=f"{match.group(2).lower()}m")
     match = _RATIO.fullmatch(text)
     if not match:
         return None
-    parts = tuple(decimal_value(part.strip()) for part in match.group(1).split(":"))
-    if any(part is None for part in parts):
+    read_parts = [decimal_value(part.strip()) for part in match.group(1).split(":")]
+    if any(part is None for part in read_parts):
         return None
     suffix = (match.group(2) or "").replace(".", "").lower()
-    return Ratio(parts=tuple(part for part in parts if part is not None), suffix=suffix)
+    return Ratio(parts=tuple(part for part in read_parts if part is not None), suffix=suffix)
 
 
 def _read_range(text: str) -> Value | None:
@@ -118,9 +152,13 @@ def _read_range(text: str) -> Value | None:
     lead, separator = (match.group(1) or "").lower(), match.group(3).lower()
     if (separator == "and") != (lead == "between") and separator not in "-~":
         return None
-    low, high = read_number(match.group(2)), read_number(match.group(4))
-    if low is None or high is None or low.value >= high.value:
+    percent = "%" if "%" in match.group(4) and "%" not in match.group(2) else ""
+    low, high = read_number(match.group(2) + percent), read_number(match.group(4))
+    if low is None or high is None:
         return None
+    if low.value >= high.value:
+        falls = separator == "to" and not (low.unit or high.unit)
+        return Ratio(parts=(low.value, high.value)) if falls else None
     return Range(low=Number(value=low.value, unit=high.unit), high=high)
 
 
@@ -135,7 +173,7 @@ def _read_matrix(text: str, depth: int) -> Value | None:
     match = _MATRIX.fullmatch(text)
     if not match:
         return None
-    rows = [row for row in match.group(2).split("\\\\") if row.strip()]
+    rows = [row for row in match.group(2).split(ROW) if row.strip()]
     read_rows = [tuple(read(cell, depth=depth + 1) for cell in row.split("&")) for row in rows]
     if not read_rows or any(cell is None for row in read_rows for cell in row):
         return None
@@ -175,6 +213,7 @@ def _read_enclosed(text: str, depth: int) -> Value | None:
             return None
         items = _read_items(inner, depth) if inner else ()
         return None if items is None else Many(items=items)
+    text = _POINT.sub(r"\1", text)
     if text[0] not in _BRACKETS or text[-1] not in _BRACKETS[text[0]]:
         return None
     if not balanced(text[1:-1]):
@@ -222,19 +261,27 @@ def _read_equation(sides: list[str], depth: int) -> Value | None:
     if last is None:
         return None
     first = sides[0]
-    if not first or not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", first)):
+    if not first or not _letters(first):
         # A worked sum: what stands after the last equals sign is the result, unless the sum itself does.
         result = read_number(first)
         if result is not None and isinstance(last, Arithmetic):
             return result
-        return (
-            last if isinstance(last, Number | Expression) else Equation(left=first, right=sides[-1])
+        if result is not None and isinstance(last, Text) and _NAME.fullmatch(last.text):
+            return Named(name=last.text, value=result)
+        worked = isinstance(last, Number) or (
+            isinstance(last, Expression) and not _letters(last.latex)
         )
-    if _NAME.fullmatch(first):
+        return last if worked else Equation(left=first, right=sides[-1])
+    if _NAME.fullmatch(first) or _GEOMETRY.fullmatch(first):
         return Named(name=first, value=last)
     if (len(sides) == 2 and _OPERATORS.search(first)) or re.search(r"[-+]", first):
         return Equation(left=first, right=sides[-1])
     return Named(name=first, value=last)
+
+
+def _letters(text: str) -> bool:
+    """Whether a formula has variables."""
+    return re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", text)) is not None
 
 
 def _read_inequality(sides: list[str], signs: list[str], depth: int) -> Value | None:
@@ -245,6 +292,8 @@ def _read_inequality(sides: list[str], signs: list[str], depth: int) -> Value | 
         sign, bound, name = signs[0], right, sides[0]
         if isinstance(left, Number):
             sign, bound, name = _FLIPPED[sign], left, sides[1]
+        if re.fullmatch(r"-\s*[a-zA-Z]", name) and isinstance(bound, Number):
+            sign, bound, name = _FLIPPED[sign], replace(bound, value=-bound.value), name[1:].strip()
         if sign in (">", ">="):
             return Interval(
                 low=bound, high=None, low_closed=sign == ">=", high_closed=False, variable=name
@@ -264,8 +313,10 @@ def _read_inequality(sides: list[str], signs: list[str], depth: int) -> Value | 
 
 
 def _read_list(text: str, depth: int) -> Value | None:
-    unified = re.sub(r",?\s+(?:and|or)\s+", ", ", text)
-    pieces = split_top(unified, ";" if ";" in unified else ",")
+    unified = re.sub(r",?\s+(?:and|or)\s+", ", ", _TUPLES.sub(r"\1, ", text))
+    pieces = split_top(unified, ";")
+    if len(pieces) < 2:
+        pieces = split_top(unified, ",")
     if len(pieces) < 2 or len(pieces) > 200:
         return None
     values = [read(piece, listed=True, depth=depth + 1) for piece in pieces if piece.strip()]
@@ -273,4 +324,6 @@ def _read_list(text: str, depth: int) -> Value | None:
         return None
     if any(isinstance(value, Text) and len(value.text.split()) > 4 for value in values):
         return None
-    return Many(items=tuple(value for value in values if value is not None))
+    items = tuple(value for value in values if value is not None)
+    joined = " or " in text and all(isinstance(item, Interval) for item in items)
+    return Union(parts=items) if joined else Many(items=items)

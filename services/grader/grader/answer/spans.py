@@ -2,12 +2,21 @@
 
 import re
 
+from grader.answer.normalize import normalize
+from grader.answer.numerals import read_number
+
 _BLANK = re.compile(r"[\s*_`#$.,:;\-=>\"'\\(){}\[\]<]*")
+_EMPTY_SET = re.compile(r"[\s$]*\\\{\s*\\\}[\s$.]*")
 _WORD_COMMAND = re.compile(r"\\[a-zA-Z]")
 _RULE = re.compile(r"\s*(?:[-*_=`]{3,}\w*|\*+|_+|\\\[|\$\$|:)\s*")
 _REMARK = re.compile(
-    r"\s+\((?:not|rather|instead|since|because|which|as|i\.e\.|e\.g\.|or|that|see|from|by|in|after|rounded|approximately|about)\b[^()]*\)\s*\.?$",
+    r"\s+\((?:not|rather|instead|since|because|which|as|i\.e\.|e\.g\.|that|see|from|by|in|after|rounded|approximately|about)\b[^()]*\)\s*\.?$",
     re.IGNORECASE,
+)
+_ALTERNATIVE = re.compile(r"(.*\S)\s+\(or\s+([^()]*)\)\s*\.?$")
+_DIGITS = re.compile(r"\d+")
+_DENIAL = re.compile(
+    r",?\s+(?:(?:and|but)\s+)?(?:not|rather\s+than|instead\s+of)\s+[^,;]*$", re.IGNORECASE
 )
 _SENTENCE_END = re.compile(
     r"(?<![A-Z])[.!?]\s+(?=[A-Z\"'(*\u4e00-\u9fff])|[.]\s+(?=\d+[.)]\s)|\u3002|\uff0c(?=[\u4e00-\u9fff])|\s+(?=Wait\b|Hmm\b)"
@@ -22,13 +31,14 @@ _BECAUSE = re.compile(r"(?<=\w),?\s+(?:because|since)\b.*$", re.IGNORECASE)
 _WORKED = re.compile(
     r"[\d\s.,()$]*[\d)]\s*[+*/x\u00d7\u00f7-][\d\s.,+*/x\u00d7\u00f7()$=-]*[\d)]\s*=\s*([^=]*\d[^=]*)"
 )
+_FACTORIAL = re.compile(r"[\w)}]!$")
 _MATHS = re.compile(r"\$+[^$]+\$+")
 _MARKUP = re.compile(r"</?[a-zA-Z_]+>|<\|[^|]*\|>")
 
 
 def is_blank(span: str) -> bool:
     """Whether a span holds nothing but punctuation and markup."""
-    if _WORD_COMMAND.search(span):
+    if _WORD_COMMAND.search(span) or _EMPTY_SET.fullmatch(span):
         return False
     return _BLANK.fullmatch(span) is not None
 
@@ -54,7 +64,7 @@ def clip_span(line: str) -> str:
     end = _SENTENCE_END.search(span)
     if end and not is_blank(span[: end.start()]):
         span = span[: end.start()]
-    span = _REMARK.sub("", span)
+    span = _alternative(_REMARK.sub("", span))
     span = _WORKINGS.sub("", span)
     if any(c.isdigit() for c in span):
         span = _clip_clauses(span)
@@ -70,14 +80,36 @@ def clip_span(line: str) -> str:
     return span.strip("*`").strip()
 
 
+def _alternative(span: str) -> str:
+    """Take `50% (or 0.5)` as one value if both say the same, else as the two that it names."""
+    match = _ALTERNATIVE.match(span)
+    if match is None:
+        return span
+    first, second = (read_number(normalize(side)) for side in match.groups())
+    if first is not None and second is not None and first.value == second.value:
+        return match.group(1)
+    return f"{match.group(1)} or {match.group(2)}"
+
+
 def unwrap_mathematics(span: str) -> str:
     """Return a span without the dollars that delimit it as a whole."""
     if span.count("$") in (2, 4) and _MATHS.fullmatch(span):
-        return span.strip("$").strip()
+        return keep_factorial(span.strip("$").strip())
     return span
 
 
+def keep_factorial(formula: str) -> str:
+    """Put a formula that ends in a factorial in brackets, where the sign is not taken for excitement."""
+    return f"({formula})" if _FACTORIAL.search(formula) else formula
+
+
 def _clip_clauses(span: str) -> str:
+    denied = _DENIAL.search(span)
+    if denied:
+        head = span[: denied.start()]
+        numbers = set(_DIGITS.findall(head))
+        if numbers and not numbers & set(_DIGITS.findall(denied.group())):
+            span = head
     shorter = _REASON.sub("", span)
     if any(c.isdigit() for c in shorter):
         span = shorter

@@ -1,11 +1,13 @@
-"""Asks a child process whether two formulas are equal, with a hard time limit that works in any thread.
+"""Says whether two formulas are equal, with a hard time limit that works in any thread.
 
-The child (see `symbolic_worker`) is started on first use, serves one question at a time and is killed when it does not
-answer in time; the next question starts another. Plain numbers never come here.
+Most are decided at once (see `quick`); the others go to a few child processes (see `symbolic_worker`), which are
+started on first use, serve one question at a time and are killed when they do not answer in time; the next question
+starts another. Plain numbers never come here.
 """
 
 import json
 import os
+import queue
 import select
 import subprocess
 import sys
@@ -14,6 +16,8 @@ import time
 from collections import OrderedDict
 from enum import StrEnum
 from typing import IO, Protocol
+
+from grader.answer.quick import compare_quickly
 
 MAX_CHARACTERS = 600
 """Formulas longer than this are not compared."""
@@ -39,7 +43,11 @@ class Symbolic(Protocol):
 
 
 class SymbolicProcess:
-    """The checker in a child process; safe to share between threads."""
+    """The checker in child processes; safe to share between threads.
+
+    What can be decided without them is (see `quick`). A child that works on a slow formula holds nobody up but those
+    who find all children at work.
+    """
 
     def __init__(
         self,
@@ -47,6 +55,7 @@ class SymbolicProcess:
         timeout_seconds: float = 3.0,
         start_timeout_seconds: float = 30.0,
         remembered: int = 4096,
+        workers: int = 2,
     ) -> None:
         """Start nothing yet.
 
@@ -54,19 +63,23 @@ class SymbolicProcess:
             timeout_seconds: for one comparison; the child is killed after it.
             start_timeout_seconds: for a child to start, which imports sympy.
             remembered: number of verdicts kept.
+            workers: children at most; the next one is only started when all others are at work.
         """
-        self._timeout_seconds = timeout_seconds
-        self._start_timeout_seconds = start_timeout_seconds
         self._remembered = remembered
         self._verdicts: OrderedDict[tuple[str, str, str], SymbolicVerdict] = OrderedDict()
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._workers = tuple(
+            _Worker(timeout_seconds, start_timeout_seconds) for _ in range(workers)
+        )
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
 
     def compare(self, kind: str, left: str, right: str) -> SymbolicVerdict:
         """Compare two LaTeX formulas within the time limit.
 
         Raises:
-            OSError: the child process cannot be started.
+            OSError: a child process cannot be started.
         """
         if len(left) > MAX_CHARACTERS or len(right) > MAX_CHARACTERS:
             return SymbolicVerdict.UNSURE
@@ -75,23 +88,51 @@ class SymbolicProcess:
             if key in self._verdicts:
                 self._verdicts.move_to_end(key)
                 return self._verdicts[key]
+        equal = compare_quickly(kind, left, right)
+        if equal is None:
             verdict = self._ask(kind, left, right)
+        else:
+            verdict = SymbolicVerdict.EQUAL if equal else SymbolicVerdict.DIFFERENT
+        with self._lock:
             self._verdicts[key] = verdict
             if len(self._verdicts) > self._remembered:
                 self._verdicts.popitem(last=False)
-            return verdict
+        return verdict
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children that run."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    def close(self) -> None:
+        """End the child processes, each when its question is answered."""
+        idle = [self._idle.get() for _ in self._workers]
+        for worker in idle:
+            worker.stop()
+            self._idle.put(worker)
+
+    def _ask(self, kind: str, left: str, right: str) -> SymbolicVerdict:
+        worker = self._idle.get()
+        try:
+            return worker.ask(kind, left, right)
+        finally:
+            self._idle.put(worker)
+
+
+class _Worker:
+    """One child process, started on first use and again after it was killed; for one thread at a time."""
+
+    def __init__(self, timeout_seconds: float, start_timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._start_timeout_seconds = start_timeout_seconds
+        self._child: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child, None while there is none."""
-        return None if self._child is None else self._child.pid
+        child = self._child
+        return None if child is None else child.pid
 
-    def close(self) -> None:
-        """End the child process, if there is one."""
-        with self._lock:
-            self._stop()
-
-    def _ask(self, kind: str, left: str, right: str) -> SymbolicVerdict:
+    def ask(self, kind: str, left: str, right: str) -> SymbolicVerdict:
         question = {"kind": kind, "left": left, "right": right, "seconds": self._timeout_seconds}
         answer = self._exchange(json.dumps(question).encode() + b"\n")
         if answer == b"":
@@ -101,13 +142,23 @@ class SymbolicProcess:
             return SymbolicVerdict.TIMEOUT
         return SymbolicVerdict(json.loads(answer)["verdict"]) if answer else SymbolicVerdict.UNSURE
 
+    def stop(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                _close(pipe)
+
     def _exchange(self, question: bytes) -> bytes | None:
         """Return the child's answer; empty if it died, None if the time was over."""
         if self._child is None:
             self._child = _start()
             assert self._child.stdout is not None
             if not _read_line(self._child.stdout, self._start_timeout_seconds):
-                self._stop()
+                self.stop()
                 raise OSError(
                     "the formula checker did not start within "
                     f"{self._start_timeout_seconds:g} s; is math-verify installed?"
@@ -121,18 +172,8 @@ class SymbolicProcess:
         except BrokenPipeError:
             answer = b""
         if not answer:
-            self._stop()
+            self.stop()
         return answer
-
-    def _stop(self) -> None:
-        child, self._child = self._child, None
-        if child is None:
-            return
-        child.kill()
-        child.wait()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                _close(pipe)
 
 
 def _start() -> subprocess.Popen[bytes]:

@@ -75,8 +75,9 @@ def compare(kind: str, left: str, right: str) -> str:
 def _read(latex: str) -> Any:
     if _BASE_NUMERAL.search(latex):
         return None
+    exact = _PLAIN_DECIMAL.sub(lambda m: _fraction(m.group()), latex)
     found = parse(
-        f"${latex}$",
+        f"${exact}$",
         extraction_config=[LatexExtractionConfig()],
         fallback_mode="no_fallback",
         parsing_timeout=0,
@@ -87,6 +88,12 @@ def _read(latex: str) -> Any:
     if not _faithful(latex, expression):
         return None
     return expression.xreplace({f: sympy.Rational(str(f)) for f in expression.atoms(sympy.Float)})
+
+
+def _fraction(decimal: str) -> str:
+    """Write a decimal as a fraction, since the parser would round its roots and powers."""
+    whole, _, places = decimal.partition(".")
+    return f"\\frac{{{int(whole + places)}}}{{{10 ** len(places)}}}"
 
 
 def _faithful(latex: str, expression: Any) -> bool:

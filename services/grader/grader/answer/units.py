@@ -18,7 +18,8 @@ _ALIASES = {
     "g": "g gram grams gramme grammes \u514b",
     "mg": "mg milligram milligrams",
     "t": "t tonne tonnes ton tons \u5428",
-    "lb": "lb lbs pound_mass",
+    "lb": "lb lbs",
+    "pound": "pound pounds",
     "oz": "oz ounce ounces",
     "l": "l liter liters litre litres \u5347",
     "ml": "ml milliliter milliliters millilitre millilitres \u6beb\u5347",
@@ -52,7 +53,9 @@ _ALIASES = {
     "pa": "pa pascal pascals",
     "usd": "\u00a4 $ usd us$ dollar dollars buck bucks \u7f8e\u5143",
     "eur": "\u20ac eur euro euros \u6b27\u5143",
-    "gbp": "\u00a3 gbp pound pounds quid \u82f1\u9551",
+    "gbp": "\u00a3 gbp quid \u82f1\u9551",
+    "krw": "\u20a9 krw won",
+    "rub": "\u20bd rub ruble rubles rouble roubles",
     "jpy": "jpy yen \u65e5\u5143",
     "cny": "cny rmb yuan \u5143 \u5757 \u5757\u94b1 \u4eba\u6c11\u5e01",
     "inr": "\u20b9 inr rs rupee rupees",
@@ -61,10 +64,12 @@ _ALIASES = {
 }
 CURRENCY_PREFIXES = (
     "us$", "\u00a4", "$", "\u20ac", "\u00a3", "\u00a5", "\uffe5", "\u20b9", "usd", "eur", "gbp",
-    "cny", "rmb", "jpy", "inr", "chf", "rs.", "rs",
+    "cny", "rmb", "jpy", "inr", "chf", "rs.", "rs", "\u20a9", "\u20bd", "krw",
 )  # fmt: skip
 """What may stand before an amount, lower case."""
-CURRENCIES = frozenset(("usd", "eur", "gbp", "jpy", "cny", "inr", "chf", "cent", "yen"))
+CURRENCIES = frozenset(
+    ("usd", "eur", "gbp", "jpy", "cny", "inr", "chf", "krw", "rub", "cent", "yen", "pound")
+)
 COMPOUND_UNITS = tuple(
     frozenset(family)
     for family in (
@@ -80,6 +85,8 @@ COMPOUND_UNITS = tuple(
 )
 """Units that one measure may be stated in together."""
 _CANONICAL = {alias: unit for unit, names in _ALIASES.items() for alias in names.split()}
+KNOWN_UNITS = frozenset(_ALIASES) | {f"{unit}^{power}" for unit in _ALIASES for power in "23"}
+"""Canonical names of single units and their squares and cubes."""
 _POWER = re.compile(r"(.+?)\s*\^?\s*\{?([23])\}?")
 _POWER_WORDS = (("square ", "2"), ("sq. ", "2"), ("sq ", "2"), ("cubic ", "3"), ("cu ", "3"))
 _POWER_SUFFIXES = ((" squared", "2"), (" cubed", "3"))
@@ -87,6 +94,9 @@ _SEPARATOR = re.compile(
     r"\s+per\s+|\s*/\s*|\s+an?\s+(?=(?:hour|day|week|month|year|minute|second)s?$)"
 )
 _WORDS = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*\.?(?:\s+[^\W\d_]+(?:['-][^\W\d_]+)*)*")
+_UNIT_AT_END = re.compile(
+    r"(?<=[\w}])\s+((?:(?:square|cubic|sq\.?)\s+)?[a-zA-Z]{2,}(?:\s*/\s*[a-zA-Z]+)?(?:\s*\^\s*\{?\s*[23]\s*\}?)?|\u00b0)$"
+)
 _FILLERS = frozenset(
     (
         "a", "an", "the", "of", "in", "at", "total", "altogether", "overall", "all", "each",
@@ -114,7 +124,7 @@ def currency_of(symbol: str) -> str:
 
 def read_unit(text: str) -> str | None:
     """Return the canonical unit of what follows a number, empty for none, None if it is not a unit."""
-    phrase = text.strip().strip("()").strip().lower()
+    phrase = text.strip().strip("()").strip().lower().removeprefix("/").lstrip()
     if not phrase:
         return ""
     if len(phrase) > 80:
@@ -135,10 +145,22 @@ def read_unit(text: str) -> str | None:
     return " ".join(_stem(word) for word in kept)
 
 
+def trailing_unit(text: str) -> tuple[str, str]:
+    """Split a known unit of measure off the end of a formula: what is before it, and its canonical name."""
+    match = _UNIT_AT_END.search(text)
+    if match is None:
+        return text, ""
+    unit = _measure(match.group(1).strip().lower())
+    return (text[: match.start()].strip(), unit) if unit else (text, "")
+
+
 def same_unit(one: str, other: str) -> bool:
     """Whether two units can mean the same; a missing unit fits any."""
     if not one or not other or one == other:
         return True
+    if "pound" in (one, other):
+        # Of weight or of money.
+        return bool({one, other} & {"lb", "gbp"})
     if one in _ALIASES or other in _ALIASES:
         return False
     first, second = set(one.split()), set(other.split())

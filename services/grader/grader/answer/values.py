@@ -30,6 +30,8 @@ class Expression:
     """Mathematics beyond a plain number, as LaTeX; compared by the symbolic checker."""
 
     latex: str
+    unit: str = ""
+    """Canonical unit of measure; empty if none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

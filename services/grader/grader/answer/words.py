@@ -27,8 +27,10 @@ _DENOMINATORS = {
     "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10, "twelfth": 12, "twentieth": 20,
     "hundredth": 100, "thousandth": 1000,
 }  # fmt: skip
+NUMBER_WORDS = frozenset((*_SMALL, *_TENS, *_SCALES, "hundred", "dozen"))
+"""The words that numbers are made of."""
 _DIGITS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?")
-_TOKEN = re.compile(r"[\s-]+")
+_TOKEN = re.compile(r",?\s+|[\s-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class WordNumber:
 
 def is_number_word(word: str) -> bool:
     """Whether a word belongs to a number when written out."""
-    return word in _SMALL or word in _TENS or word in _SCALES or word in ("hundred", "dozen")
+    return word in NUMBER_WORDS
 
 
 def read_words(text: str) -> WordNumber | None:
@@ -71,9 +73,7 @@ def _read_tokens(tokens: list[str]) -> tuple[Fraction, int] | None:
         extra = _fraction_at(tokens, used + 1)
         if extra is not None:
             value, used = value + extra[0], extra[1]
-            if tokens[used : used + 1] and tokens[used] in _SCALES:
-                value, used = value * _SCALES[tokens[used]], used + 1
-            return value, used
+            return _scaled(tokens, value, used)
     if tokens[used : used + 1] == ["point"]:
         digits = []
         position = used + 1
@@ -82,10 +82,14 @@ def _read_tokens(tokens: list[str]) -> tuple[Fraction, int] | None:
             position += 1
         if digits:
             value += Fraction(int("".join(digits)), 10 ** len(digits))
-            used = position
-            if tokens[used : used + 1] and tokens[used] in _SCALES:
-                value, used = value * _SCALES[tokens[used]], used + 1
+            return _scaled(tokens, value, position)
     return value, used
+
+
+def _scaled(tokens: list[str], value: Fraction, used: int) -> tuple[Fraction, int]:
+    """Take a scale word that follows a fraction, as in two and a half million."""
+    factor = {**_SCALES, "dozen": 12}.get(tokens[used]) if used < len(tokens) else None
+    return (value, used) if factor is None else (value * factor, used + 1)
 
 
 def _fraction_at(tokens: list[str], start: int) -> tuple[Fraction, int] | None:

@@ -19,7 +19,7 @@ MAX_CHARACTERS = 2000
 MAX_REPEATS = 10_000
 """All fixed repeats of a pattern, multiplied."""
 TIMEOUT_SECONDS = 1.0
-"""For one search."""
+"""Of processor time, for one search."""
 
 _FIXED_REPEAT = re.compile(r"\{\s*(\d+)")
 

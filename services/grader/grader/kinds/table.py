@@ -7,12 +7,15 @@ from grader.kinds import (
     efficiency,
     endpoint,
     format,
+    grounding,
     label_model,
     length,
     multi,
+    safety,
     score_model,
     step,
     string_check,
+    text_similarity,
     tool_use,
 )
 from grader.kinds.base import ParseGrader
@@ -22,12 +25,15 @@ KINDS: Mapping[str, ParseGrader] = {
     "efficiency": efficiency.parse,
     "endpoint": endpoint.parse,
     "format": format.parse,
+    "grounding": grounding.parse,
     "label_model": label_model.parse,
     "length": length.parse,
     "multi": multi.parse,
+    "safety": safety.parse,
     "score_model": score_model.parse,
     "step": step.parse,
     "string_check": string_check.parse,
+    "text_similarity": text_similarity.parse,
     "tool_use": tool_use.parse,
 }
 """Add a kind by one file beside these and one line here."""

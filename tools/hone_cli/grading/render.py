@@ -8,7 +8,7 @@ from grader.analysis.lint import LintWarning
 from hone_cli.demo.statistics import Estimate
 from hone_cli.grading.session import Validated
 from hone_cli.grading.summary import Summary
-from hone_cli.text import number, safe, table
+from hone_cli.text import number, safe, shortened, table
 
 
 def summary_text(summary: Summary) -> str:
@@ -28,11 +28,13 @@ def summary_text(summary: Summary) -> str:
     counted = (
         ("not a success", summary.kinds),
         ("masked", summary.masked),
-        ("failed", summary.failed),
         ("flags", summary.flags),
         ("measured only, without a value", summary.errors),
+        ("failed", summary.failed),
     )
     found = [f"{title}: {_counts(counts)}" for title, counts in counted if counts]
+    for kind, example in summary.failure_examples.items():
+        found.append(f"  {kind}, for example {safe(shortened(example, 300))}")
     return "\n".join([*lines, *([""] if found else []), *found])
 
 

@@ -42,6 +42,8 @@ class Summary:
     masked: Mapping[str, int]
     failed: Mapping[str, int]
     """By what failed; grading faults by their kind, for example grader (timeout)."""
+    failure_examples: Mapping[str, str]
+    """The first row of each of these and what was said."""
     flags: Mapping[str, int]
     errors: Mapping[str, int]
     """Of rewards that are measured only, by name and kind."""
@@ -61,6 +63,10 @@ def summarise(rows: Sequence[GradedRow], *, seed: int) -> Summary:
             of_task = values.setdefault(reward.name, {})
             of_task.setdefault(row.task_id, []).append(reward.value)
     failures = [row.outcome for row in rows if isinstance(row.outcome, Failure)]
+    examples: dict[str, str] = {}
+    for row in rows:
+        if isinstance(row.outcome, Failure):
+            examples.setdefault(_failure(row.outcome), f"{row.row_id}: {row.outcome.detail}")
     masked = [row.outcome for row in rows if isinstance(row.outcome, Masked)]
     return Summary(
         num_rows=len(rows),
@@ -80,6 +86,7 @@ def summarise(rows: Sequence[GradedRow], *, seed: int) -> Summary:
         kinds=_counted(str(judged.kind) for _, judged in scored if judged.kind is not None),
         masked=_counted(str(outcome.kind or "no opinion") for outcome in masked),
         failed=_counted(map(_failure, failures)),
+        failure_examples=examples,
         flags=_counted(flag.name for _, judged in scored for flag in judged.flags),
         errors=_counted(
             f"{error.name} ({error.kind})" for _, judged in scored for error in judged.errors

@@ -132,6 +132,7 @@ def test_grading_faults_are_counted_by_kind_and_graded_again(files: Any) -> None
     assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl") == 1
     assert "2 scored" in files.out and "1 failed" in files.out
     assert "failed: grader (formula) 1" in files.out
+    assert "grader (formula), for example f.jsonl:1: calculate_output: 1 / (right - 1)" in files.out
     assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl", "--resume") == 1
     assert "3 graded: 2 scored" in files.out
     assert len(rows_in(files.folder / "o.jsonl")) == 4

@@ -1,16 +1,29 @@
 """Learned reward models, which the rollout service holds."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from grader.results import GradingFaultError
 from trajectory.types import ChatMessage, GraderErrorKind
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelScore:
+    """What a reward model says of a conversation."""
+
+    value: float
+    """As the model gives it: any finite number."""
+    truncated: bool = False
+    """The conversation did not fit the model's context, and its beginning was left out."""
+
+
 class RewardModels(Protocol):
     """Scores conversations by a reward model."""
 
-    async def score(self, model: str, messages: Sequence[ChatMessage]) -> float:
+    async def score(
+        self, model: str, messages: Sequence[ChatMessage], timeout_seconds: float
+    ) -> ModelScore:
         """Return the model's scalar for a conversation.
 
         Raises:
@@ -22,7 +35,9 @@ class RewardModels(Protocol):
 class NoRewardModels:
     """For graders that run without a rollout service."""
 
-    async def score(self, model: str, messages: Sequence[ChatMessage]) -> float:
+    async def score(
+        self, model: str, messages: Sequence[ChatMessage], timeout_seconds: float
+    ) -> ModelScore:
         """Raise GradingFaultError: there is no rollout service."""
         raise GradingFaultError(
             f"the grader asks reward model {model!r}, and no rollout service is set up; "

@@ -17,7 +17,7 @@ from grader.agreement.ratings import Ratings, checked, majority_of
 from grader.agreement.several import GroupAgreement, fleiss, krippendorff
 from servicekit.errors import InvalidArgument
 
-MAX_KINDS = 200_000
+MAX_KINDS = 100_000
 """Kinds of pairs of labels over all comparisons; every one is drawn for each resample."""
 
 Against = Literal["rater", "majority", "majority_of_others"]

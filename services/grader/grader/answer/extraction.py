@@ -88,7 +88,8 @@ def _last(statements: list[Statement]) -> Statement:
         if statement.source == "correction" and statement is statements[0]:
             # Nothing was stated before it that it could correct.
             break
-        return _joined_boxes(statement, statements) if statement.source == "box" else statement
+        boxed = statement.source.startswith("box")
+        return _joined_boxes(statement, statements) if boxed else statement
     return statements[-1]
 
 
@@ -96,7 +97,7 @@ def _joined_boxes(last: Statement, statements: list[Statement]) -> Statement:
     """Boxes joined by `and` or commas are one answer of several values."""
     group = [last]
     for earlier in reversed(
-        [s for s in statements if s.source == "box" and s.position < last.position]
+        [s for s in statements if s.source.startswith("box") and s.position < last.position]
     ):
         joiner = earlier.line.replace("$", " ").strip()
         if not re.search(r"[,;]|and|or", joiner) or not _JOINER.fullmatch(joiner):
@@ -104,7 +105,8 @@ def _joined_boxes(last: Statement, statements: list[Statement]) -> Statement:
         group.insert(0, earlier)
     if len(group) == 1:
         return last
-    text = ", ".join(s.text for s in group)
+    joined = " or " if all("or" in s.line for s in group[:-1]) else ", "
+    text = joined.join(s.text for s in group)
     return Statement(text=text, line=text, source="box", position=last.position)
 
 
@@ -125,6 +127,8 @@ def _statements(text: str) -> Iterator[Statement]:
         end = matches[index + 1].start() if index + 1 < len(matches) else len(text)
         line = tail_after(text[:end], match.end())
         source = match.lastgroup or "answer"
+        if source == "check":
+            continue
         yield Statement(text=clip_span(line), line=line, source=source, position=match.start())
 
 
@@ -144,11 +148,11 @@ def _boxes(text: str) -> Iterator[Statement]:
             continue
         end = _closing_brace(text, start)
         inner = keep_factorial(text[start + 1 : end].strip())
-        if _PERCENT_AFTER.match(text, end + 1):
-            inner += "%"
+        percent = _PERCENT_AFTER.match(text, end + 1) is not None
         following = _BOX.search(text, end)
         between = text[end + 1 : following.start()] if following else ""
-        yield Statement(text=inner, line=between, source="box", position=match.start())
+        source = "box percent" if percent else "box"
+        yield Statement(text=inner, line=between, source=source, position=match.start())
 
 
 def _closing_brace(text: str, start: int) -> int:

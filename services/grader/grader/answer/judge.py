@@ -6,7 +6,7 @@ masked, kind extraction, and has no vote.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grader.answer.compare import Equality, choice_of, compare, plain_text, verdict_of
 from grader.answer.extraction import extract
@@ -78,6 +78,12 @@ def judge_answer(
             extracted=None,
             explanation=explanation,
         )
+    if statement.source == "box percent" and isinstance(gold, Number):
+        # The sign is part of the answer or the words around it; the reference tells.
+        percent = replace(statement, text=f"{statement.text}%")
+        found = _compare_statement(gold, reference, percent, symbolic)
+        if found is Equality.EQUAL:
+            return _judgement(found, percent, reference)
     found = _compare_statement(gold, reference, statement, symbolic)
     return _judgement(found, statement, reference)
 
@@ -126,6 +132,9 @@ def _compare_statement(
         decimal = read(normalize(reference))
         if isinstance(decimal, Number) and isinstance(read(normal), Number):
             found = compare(decimal, stated, symbolic)
+    if found is Equality.HEDGED and isinstance(stated, Many) and " or " in normal:
+        same = all(compare(gold, item, symbolic) is Equality.EQUAL for item in stated.items)
+        return Equality.EQUAL if same else found
     if found is Equality.DIFFERENT and isinstance(gold, Number) and isinstance(stated, Text):
         found = _inside(gold, normal, symbolic) or found
     if found is Equality.UNREADABLE and not isinstance(stated, Expression):

@@ -11,6 +11,11 @@ RUN_ON = re.compile(
 """Where an invented next question or turn begins."""
 
 _SEPARATOR = r"[:=\uff1a]|[-\u2013\u2014](?=\s)|\u2192"
+_CHECK = (
+    r"(?P<check>\b(?:check(?:ing)?|verify(?:ing)?|confirm(?:ing)?|test(?:ing)?)\s+(?:our|the|this|my|that\s+the)\s+"
+    r"(?:final\s+)?(?:answer|solution)\b)"
+)
+"""Words that would else announce an answer."""
 _FINAL = (
     r"(?P<final>\bfinal[\s_]+(?:(?:numerical|numeric)\s+)?(?:answer|result|value|ans)\b[*_`]*\s*"
     r"(?:\([^()\n]{1,40}\)\s*)?(?:is|was|equals)?[*_`]*\s*"
@@ -40,7 +45,7 @@ _CORRECTION = (
     r"(?=[-+\u2212$\u20ac\xa3]{0,2}\d[\d,./]*(?:\s?%|\s[a-z]+){0,2}[*_`]*\s*(?:[.!]?\s*$|[.!]\s)|\$?\\boxed))"
 )
 STATED = re.compile(
-    "|".join((_FINAL, _HASH, _CHINESE, _FOREIGN, _ANSWER, _CORRECTION)),
+    "|".join((_CHECK, _FINAL, _HASH, _CHINESE, _FOREIGN, _ANSWER, _CORRECTION)),
     re.IGNORECASE | re.MULTILINE,
 )
 """An announcement; the group's name says which kind."""

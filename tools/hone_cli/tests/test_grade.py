@@ -268,6 +268,28 @@ def test_gold_answer_may_be_messages_with_calls(files: Any) -> None:
     assert "score 0.9" in files.json()["mistakes"][0]["text"]
 
 
+def test_gold_calls_are_what_the_grader_expects(files: Any) -> None:
+    grader = {"type": "tool_use", "expected": "{{item.calls}}"}
+    rows = [
+        {"prompt": "q", "id": "a", "calls": [{"name": "cell", "arguments": {"year": 2013}}]},
+        {"prompt": "q", "id": "b", "calls": [{"cell": {"year": [2012, "2012"], "unit": ["", "m"]}}]},
+        {"prompt": "q", "id": "c", "calls": ["stop"]},
+        {"prompt": "q", "id": "d", "calls": []},
+    ]  # fmt: skip
+    assert validate(files, grader, *rows) == 0, files.out
+    assert validate(files, {**grader, "match": "names"}, *rows) == 1
+    assert [m["task_id"] for m in files.json()["mistakes"]] == ["a"]
+
+
+def test_answer_that_breaks_the_grader_is_told(files: Any) -> None:
+    graders = {"right": ANSWER, "wrong": {**ANSWER, "reference": "-1"}}
+    grader = {"type": "multi", "graders": graders, "calculate_output": "right / (right + wrong)"}
+    assert validate(files, grader, task(1, id="a"), task(2, id="b")) == 1
+    checks = [(m["task_id"], m["check"]) for m in files.json()["mistakes"]]
+    assert checks == [("a", "empty"), ("a", "other"), ("b", "empty"), ("b", "other")]
+    assert "an empty message breaks the grader: could not be graded (formula)" in files.out
+
+
 def test_task_without_a_gold_answer_is_said(files: Any) -> None:
     assert validate(files, {**ANSWER, "reference": "72"}, {"prompt": "q", "id": "t"}) == 2
     assert "task t has neither gold nor solution" in files.err

@@ -1,7 +1,8 @@
 """Numbers that stand in running text, each with the values that it may mean.
 
 `1,000` is 1000, `28%` is 28 or 0.28, `1.5 million` is 1.5 or 1500000. Signs are left out: in running text a hyphen is
-as often a dash. Digits inside words (`HAT136`, `card_44`) are part of a name and no number. Number words are not read.
+as often a dash. Digits inside words (`HAT136`, `card_44`) are part of a name and read only on demand. Number words are
+not read.
 """
 
 import re
@@ -14,11 +15,12 @@ from grader.answer.normalize import unify_characters
 MAX_DIGITS = 60
 """A longer number is compared by its digits."""
 
-_NUMBER = re.compile(
-    r"(?<![\w.])(\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(\.\d+)?(e[-+]?\d{1,3})?"
-    r"(?:\s?(%|percent\b|k\b|m\b|bn\b|thousand\b|million\b|billion\b|trillion\b))?",
-    re.IGNORECASE,
+_FIGURE = (
+    r"(\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(\.\d+)?(e[-+]?\d{1,3})?"
+    r"(?:\s?(%|percent\b|k\b|m\b|bn\b|thousand\b|million\b|billion\b|trillion\b))?"
 )
+_NUMBER = re.compile(rf"(?<![\w.]){_FIGURE}", re.IGNORECASE)
+_NUMBER_OR_PART = re.compile(rf"(?<!\d)(?<!\d[.,]){_FIGURE}", re.IGNORECASE)
 _SCALES = {
     "%": Decimal("0.01"), "percent": Decimal("0.01"), "k": Decimal(10**3), "thousand": Decimal(10**3),
     "m": Decimal(10**6), "million": Decimal(10**6), "bn": Decimal(10**9), "billion": Decimal(10**9),
@@ -35,9 +37,10 @@ class Figure:
     """What it may mean; equal numbers have equal values."""
 
 
-def figures_in(text: str) -> Iterator[Figure]:
-    """Yield the numbers of a text in order."""
-    for match in _NUMBER.finditer(unify_characters(text)):
+def figures_in(text: str, *, inside_words: bool = False) -> Iterator[Figure]:
+    """Yield the numbers of a text in order, those inside words only if they are asked for."""
+    pattern = _NUMBER_OR_PART if inside_words else _NUMBER
+    for match in pattern.finditer(unify_characters(text)):
         whole, fraction, exponent, scale = match.groups(default="")
         digits = whole.replace(",", "") + fraction
         if len(digits) > MAX_DIGITS:

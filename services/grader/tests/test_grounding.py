@@ -50,6 +50,8 @@ def _asked(record: RolloutRecord, question: str) -> RolloutRecord:
         ("213 and 214", 0.5),
         ("213, 213, 213, 213 and 214", 0.5),
         ("213 of HAT136 on card_44", 1.0),
+        ("document 12", 1.0),
+        ("213 on 2024-05-16", 0.25),
         ("9" * 5000, 0.0),
     ],
 )

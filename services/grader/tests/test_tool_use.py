@@ -26,7 +26,7 @@ CALL = ("cell", '{"item": "Cash", "year": 2013}')
 CALC = ("calc", '{"expression": "1 + 2"}')
 
 
-async def _judge(desk: GradingDesk, record: RolloutRecord, expected: object, **more: str) -> Any:
+async def _judge(desk: GradingDesk, record: RolloutRecord, expected: object, **more: object) -> Any:
     grader = {"type": "tool_use", "expected": expected, **more}
     return (await desk.judge(record, json.dumps(grader))).outcome
 
@@ -155,6 +155,16 @@ async def test_failed_calls_count_unless_they_are_ignored(
     expected = [{"name": "calc", "arguments": {"expression": "1 + 2"}}]
     assert (await _judge(desk, record, expected)).score == pytest.approx(2 / 3)
     assert (await _judge(desk, record, expected, failed_calls="ignore")).score == 1.0
+
+
+async def test_calls_of_ignored_tools_do_not_matter(
+    desk: GradingDesk, make_record: MakeRecord, with_turns: WithTurns
+) -> None:
+    record = with_turns(make_record(), [("look", "{}"), CALC, ("look", "{}")])
+    calc = {"name": "calc", "arguments": {"expression": "1 + 2"}}
+    assert (await _judge(desk, record, [calc], ignore=["look"])).score == 1.0
+    assert (await _judge(desk, record, ["look"], ignore=["look"])).score == 0.0
+    assert (await _judge(desk, record, ["look"], ignore=["look", "calc"])).score == 1.0
 
 
 @pytest.mark.parametrize("calls", ["none", {"a": 1}, [3], [{"arguments": {}, "x": 1}], [""]])

@@ -141,7 +141,7 @@ def _last_calls(sample: Sample) -> list[ToolCallRecord]:
 
 
 def _values(text: str) -> set[Decimal | str]:
-    return {value for figure in figures_in(text) for value in figure.values}
+    return {value for figure in figures_in(text, inside_words=True) for value in figure.values}
 
 
 def _argument_figures(arguments_json: str) -> Iterator[Figure]:

@@ -10,7 +10,8 @@ many as possible are formed, with order in_order only such as keep both orders (
     precision = m / made, recall = m / expected, f1 = 2 m / (made + expected), exact = 1 if m = made = expected else 0
 
 and metric says which is the value (default f1). Where no call is expected, making none is 1 and making any is 0. Calls
-that failed count as made unless failed_calls is ignore.
+that failed count as made unless failed_calls is ignore. Calls of tools in `ignore`, such as those that only read, are
+left out on both sides.
 """
 
 import asyncio
@@ -53,6 +54,8 @@ class ToolUseGrader:
     order: str
     metric: str
     failed_calls: str
+    ignore: tuple[str, ...]
+    """Names of tools whose calls do not matter."""
 
     async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return the metric of the calls; kind tool_use unless they are as expected."""
@@ -60,17 +63,19 @@ class ToolUseGrader:
 
     def _grade(self, sample: Sample) -> Graded:
         try:
-            expected = read_expected(self.expected.value(sample))
+            listed = read_expected(self.expected.value(sample))
         except ResponseLacksError as lack:
             return Graded(value=0.0, kind=sample.shortfall(lack.kind), explanation=lack.detail)
         except ExpectedCallsError as err:
             raise GradingFaultError(
                 f"expected: {err}", kind=GraderErrorKind.REFERENCE, retryable=False, client=True
             ) from err
+        expected = [call for call in listed if call.name not in self.ignore]
         made = [
             read_made(one.call)
             for one in sample.calls
-            if self.failed_calls == "count" or not one.error_kind
+            if (self.failed_calls == "count" or not one.error_kind)
+            and one.call.name not in self.ignore
         ]
         agreeing = agreeing_count(
             expected, made, match=self.match, in_order=self.order == "in_order"
@@ -109,10 +114,16 @@ def parse(fields: Fields, kinds: Kinds) -> ToolUseGrader | None:
     order = fields.choice("order", ORDERS, "any")
     metric = fields.choice("metric", METRICS, "f1")
     failed_calls = fields.choice("failed_calls", FAILED_CALLS, "count")
+    ignore = fields.texts("ignore") if fields.has("ignore") else ()
     if expected is None:
         return None
     return ToolUseGrader(
-        expected=expected, match=match, order=order, metric=metric, failed_calls=failed_calls
+        expected=expected,
+        match=match,
+        order=order,
+        metric=metric,
+        failed_calls=failed_calls,
+        ignore=ignore,
     )
 
 

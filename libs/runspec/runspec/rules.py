@@ -21,6 +21,8 @@ _NO_EFFECT_IN_SFT = (
     "max_staleness",
     "updates_per_step",
 )
+_WITHOUT_GROUPS = ("reinforce_pp", "ppo")
+_ONLY_IN_PPO = ("gamma", "gae_lambda", "value_coef", "value_clip", "value_learning_rate")
 
 
 def check_rules(spec: RunSpec) -> list[Problem]:
@@ -35,9 +37,10 @@ def check_no_effect(spec: RunSpec, said: frozenset[str]) -> list[Problem]:
     """Finds keys that the file says but that the algorithm never reads; `said` holds dotted names."""
     unread: tuple[str, ...] = ()
     if spec.algorithm == "sft":
-        unread = _NO_EFFECT_IN_SFT
-    elif spec.reinforces and spec.algorithm not in WITH_OPTIONAL_STD:
-        unread = ("norm_adv_by_std",)
+        unread = _NO_EFFECT_IN_SFT + _ONLY_IN_PPO
+    elif spec.reinforces:
+        unread = () if spec.algorithm == "ppo" else _ONLY_IN_PPO
+        unread += () if spec.algorithm in WITH_OPTIONAL_STD else ("norm_adv_by_std",)
     return [
         Problem(
             field=f"train.{key}",
@@ -99,7 +102,7 @@ def _limits(spec: RunSpec) -> Iterator[tuple[str, str]]:
 def _reinforcement(spec: RunSpec) -> Iterator[tuple[str, str]]:
     """What learning from rewards needs."""
     train = spec.train
-    if train.group_size < 2 and spec.algorithm != "reinforce_pp":
+    if train.group_size < 2 and spec.algorithm not in _WITHOUT_GROUPS:
         yield (
             "train.group_size",
             f"is {train.group_size}; {spec.algorithm} compares the rollouts of a group and needs "

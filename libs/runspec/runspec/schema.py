@@ -20,6 +20,7 @@ Algorithm = Literal[
     "reinforce_pp",
     "reinforce_pp_baseline",
     "gspo",
+    "ppo",
     "evaluate",
 ]
 """What a run does."""
@@ -32,6 +33,7 @@ REINFORCEMENT: tuple[Algorithm, ...] = (
     "reinforce_pp",
     "reinforce_pp_baseline",
     "gspo",
+    "ppo",
 )
 """Algorithms that learn from the rewards of rollouts."""
 
@@ -153,7 +155,7 @@ class TrainSpec(Section):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the KL is estimated from sampled tokens; by default k1 in the reward, k3 in the loss."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL counts; by default in the reward for reinforce_pp, in the loss for all others."""
+    """Where the KL counts; by default in the reward for ppo and reinforce_pp, in the loss for all others."""
     importance_sampling: Literal["none", "token", "sequence"] = "none"
     """Weights for tokens that the engine sampled with other probabilities than the learner's, by token or row."""
     importance_cap: float = Field(default=2.0, ge=1)
@@ -164,6 +166,16 @@ class TrainSpec(Section):
     """How token losses are averaged: over all policy tokens of the step, per rollout first, or by a fixed length."""
     norm_adv_by_std: bool = True
     """Divide advantages by the group's standard deviation: grpo, dapo and gspo."""
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """For ppo: discount of rewards per turn."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """For ppo: from 0, advantages of one token, to 1, whole returns."""
+    value_coef: float = Field(default=0.1, ge=0)
+    """For ppo: weight of the value head's loss."""
+    value_clip: float = Field(default=0.2, gt=0)
+    """For ppo: how far a value may move per batch before its loss is clipped."""
+    value_learning_rate: float = Field(default=1e-3, gt=0, le=1)
+    """For ppo: peak learning rate of the value head."""
     max_staleness: int = Field(default=0, ge=0, le=64)
     """Policy versions that the acting weights may lag behind; 0 is synchronous."""
     updates_per_step: int = Field(default=1, ge=1, le=64)
@@ -268,6 +280,7 @@ TRAIN_DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "clip_ratio_high": 4e-4,
         "loss_aggregation": "sequence_mean",
     },
+    "ppo": {**_REINFORCEMENT_DEFAULTS, "kl_in": "reward", "kl_estimator": "k1"},
     "evaluate": {"max_steps": 1, "learning_rate": 1e-4, "batch_size": 8},
 }
 """Defaults of TrainSpec that depend on the algorithm, from its paper; for evaluate they are never read."""

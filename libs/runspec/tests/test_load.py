@@ -73,7 +73,7 @@ def test_defaults_follow_the_algorithm(tmp_path: Path) -> None:
             "algorithm: grpo",
             "algorithm: grop",
             "run.yaml:1: algorithm: found the text 'grop', expected 'sft', 'grpo', 'dr_grpo', 'dapo', 'rloo', "
-            "'reinforce_pp', 'reinforce_pp_baseline', 'gspo' or 'evaluate'; did you mean grpo?",
+            "'reinforce_pp', 'reinforce_pp_baseline', 'gspo', 'ppo' or 'evaluate'; did you mean grpo?",
         ),
         (
             "max_steps: 3",

@@ -130,6 +130,7 @@ class TorchCore:
                 alpha=spec.lora.alpha,
                 target_modules=spec.lora.target_modules,
                 seed=spec.seed,
+                value_head=spec.algorithm == "ppo",
             )
         )
         self._trainer = Trainer(policy, _trainer_settings(spec))
@@ -177,12 +178,13 @@ class TorchCore:
 
 
 def _trainer_settings(spec: RunSpec) -> Any:
+    from learner.training.algorithms.policy_gradient import PolicyGradientSettings
+    from learner.training.algorithms.ppo import PpoSettings
     from learner.training.algorithms.table import KINDS
     from learner.training.schedule import ScheduleSettings
     from learner.training.trainer import TrainerSettings
 
     train = spec.train
-    kind = KINDS.get(spec.algorithm)
     settings = TrainerSettings(
         schedule=ScheduleSettings(
             learning_rate=train.learning_rate,
@@ -193,26 +195,33 @@ def _trainer_settings(spec: RunSpec) -> Any:
         max_grad_norm=train.max_grad_norm,
         weight_decay=train.weight_decay,
         updates_per_step=train.updates_per_step,
+        value_learning_rate=train.value_learning_rate,
     )
-    if kind is None:
+    if not spec.reinforces:
         return settings
-    if spec.algorithm in WITH_OPTIONAL_STD and not train.norm_adv_by_std:
-        kind = replace(kind, advantages=KINDS["dr_grpo"].advantages)
-    return replace(
-        settings,
-        temperature=spec.rollout.temperature,
-        policy_gradient=replace(
-            kind,
-            clip_low=train.clip_ratio,
-            clip_high=train.clip_ratio_high,
-            dual_clip=train.dual_clip,
-            kl_coef=train.kl_coef,
-            kl_estimator=train.kl_estimator,
-            kl_in_reward=train.kl_in == "reward",
-            importance_sampling=train.importance_sampling,
-            importance_cap=train.importance_cap,
-            aggregation=train.loss_aggregation,
-            max_tokens=spec.rollout.max_new_tokens * spec.rollout.max_turns,
-            overlong_buffer=train.overlong_buffer,
-        ),
+    policy = replace(
+        KINDS.get(spec.algorithm, PolicyGradientSettings()),
+        clip_low=train.clip_ratio,
+        clip_high=train.clip_ratio_high,
+        dual_clip=train.dual_clip,
+        kl_coef=train.kl_coef,
+        kl_estimator=train.kl_estimator,
+        kl_in_reward=train.kl_in == "reward",
+        importance_sampling=train.importance_sampling,
+        importance_cap=train.importance_cap,
+        aggregation=train.loss_aggregation,
+        max_tokens=spec.rollout.max_new_tokens * spec.rollout.max_turns,
+        overlong_buffer=train.overlong_buffer,
     )
+    if spec.algorithm in WITH_OPTIONAL_STD and not train.norm_adv_by_std:
+        policy = replace(policy, advantages=KINDS["dr_grpo"].advantages)
+    rollouts: PolicyGradientSettings | PpoSettings = policy
+    if spec.algorithm == "ppo":
+        rollouts = PpoSettings(
+            policy=policy,
+            gamma=train.gamma,
+            gae_lambda=train.gae_lambda,
+            value_coef=train.value_coef,
+            value_clip=train.value_clip,
+        )
+    return replace(settings, temperature=spec.rollout.temperature, rollouts=rollouts)

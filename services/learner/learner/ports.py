@@ -15,6 +15,10 @@ class ScoredRollout:
     rollout_id: str
     rows: tuple[TokenRow, ...]
     score: float
+    turn_rewards: tuple[float, ...] = ()
+    """By turn, from 0, where the grader rewards turns; what the score has beyond them belongs to the last token."""
+    truncated: bool = False
+    """It ran out of turns, tokens or time, rather than end by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from learner.plan import slots_of_step, tasks_of_step
 from learner.ports import Restored, ScoredRollout, TrainingCore
 from learner.statistics import rollout_metrics
 from servicekit import attributes
-from trajectory.types import Phase, Scored, Task
+from trajectory.types import Phase, Scored, StopReason, Task
 
 log = logging.getLogger(__name__)
 
@@ -211,9 +211,15 @@ def training_batch(ledger: StepLedger) -> tuple[list[list[ScoredRollout]], list[
             attempt = state.current
             if attempt is None or attempt.record is None or not isinstance(attempt.outcome, Scored):
                 continue
-            rows = attempt.record.tokens.rows
+            record = attempt.record
             group.append(
-                ScoredRollout(rollout_id=attempt.rollout_id, rows=rows, score=attempt.outcome.score)
+                ScoredRollout(
+                    rollout_id=attempt.rollout_id,
+                    rows=record.tokens.rows,
+                    score=attempt.outcome.score,
+                    turn_rewards=attempt.outcome.step_rewards,
+                    truncated=record.stop_reason is not StopReason.COMPLETED,
+                )
             )
             trained.append(attempt)
         groups.append(group)

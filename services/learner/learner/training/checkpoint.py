@@ -2,7 +2,7 @@
 
     step-00000004/
       state.json                 step, policy version, and what the run controller put beside
-      trainer.pt                 optimiser and random state
+      trainer.pt                 optimiser, random state, and the value head where there is one
       adapter/                   as peft writes it
       reference/                 the reference adapter, where the run has one of its own
 
@@ -68,7 +68,13 @@ def save_checkpoint(
         if trainer.policy.has_reference_adapter:
             trainer.policy.export_reference(staging / REFERENCE)
         torch.save(
-            {"optimizer": trainer.optimizer.state_dict(), "rng": torch.get_rng_state()},
+            {
+                "optimizer": trainer.optimizer.state_dict(),
+                "rng": torch.get_rng_state(),
+                "value_head": None
+                if trainer.policy.value_head is None
+                else trainer.policy.value_head.state_dict(),
+            },
             staging / TRAINER,
         )
         (staging / STATE).write_text(json.dumps(found, indent=1), encoding="utf-8")
@@ -106,8 +112,17 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
         if has_reference:
             trainer.policy.load_reference(folder / REFERENCE)
         saved = torch.load(folder / TRAINER, weights_only=True)
+        if trainer.policy.value_head is not None:
+            trainer.policy.value_head.load_state_dict(saved["value_head"])
         trainer.optimizer.load_state_dict(saved["optimizer"])
-    except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        pickle.UnpicklingError,
+    ) as error:
         raise CheckpointError(f"{folder}: {error}") from error
     torch.set_rng_state(saved["rng"])
     trainer.step = checkpoint.step

@@ -10,7 +10,7 @@ length, V vocabulary.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +38,12 @@ class TokenScores:
     """With gradient, at the sampling temperature."""
     entropy_P: torch.Tensor
     """Of the distribution that each token was drawn from, without gradient; zeros under no_grad."""
+    values_P: torch.Tensor | None = None
+    """Of the state that each token was chosen in, with gradient; None without a value head."""
+
+
+ValueHead = Callable[[torch.Tensor], torch.Tensor]
+"""From hidden states of shape (M, X) to values of shape (M, 1)."""
 
 
 class Microbatch(Protocol):
@@ -53,7 +59,9 @@ class Microbatch(Protocol):
         """How many rows of the batch this part holds."""
         ...
 
-    def score(self, model: Any, temperature: float) -> TokenScores:
+    def score(
+        self, model: Any, temperature: float, value_head: ValueHead | None = None
+    ) -> TokenScores:
         """Runs a causal language model over this part."""
         ...
 
@@ -99,7 +107,9 @@ class TreeMicrobatch:
     """Place of each policy token's predicting node in nodes_M; sorted."""
     target_P: torch.Tensor
 
-    def score(self, model: Any, temperature: float) -> TokenScores:
+    def score(
+        self, model: Any, temperature: float, value_head: ValueHead | None = None
+    ) -> TokenScores:
         """Runs the model over the nodes, and its output layer over those that predict."""
         hidden = model.base_model(
             input_ids=self.token_ids_N[None],
@@ -109,14 +119,16 @@ class TreeMicrobatch:
             use_cache=False,
             tree=self.layout,
         ).last_hidden_state[0]
+        hidden_MX = hidden.index_select(0, self.nodes_M)
         logprobs, entropy = pair_logprobs(
-            hidden.index_select(0, self.nodes_M),
+            hidden_MX,
             model.get_output_embeddings().weight,
             self.state_P,
             self.target_P,
             temperature,
         )
-        return TokenScores(logprobs_P=logprobs, entropy_P=entropy)
+        values = None if value_head is None else value_head(hidden_MX)[self.state_P, 0]
+        return TokenScores(logprobs_P=logprobs, entropy_P=entropy, values_P=values)
 
 
 class PlainScorer:
@@ -152,17 +164,25 @@ class PlainMicrobatch:
     position_P: torch.Tensor
     target_P: torch.Tensor
 
-    def score(self, model: Any, temperature: float) -> TokenScores:
+    def score(
+        self, model: Any, temperature: float, value_head: ValueHead | None = None
+    ) -> TokenScores:
         """Runs the whole model and picks the policy tokens from full logits."""
-        logits = model(
-            input_ids=self.token_ids_BL, attention_mask=self.mask_BL, use_cache=False
-        ).logits
-        logits_PV = logits[self.row_P, self.position_P - 1].float() / temperature
+        found = model(
+            input_ids=self.token_ids_BL,
+            attention_mask=self.mask_BL,
+            use_cache=False,
+            output_hidden_states=value_head is not None,
+        )
+        values = None
+        if value_head is not None:
+            values = value_head(found.hidden_states[-1][self.row_P, self.position_P - 1])[:, 0]
+        logits_PV = found.logits[self.row_P, self.position_P - 1].float() / temperature
         logprobs_PV = logits_PV.log_softmax(-1)
         with torch.no_grad():
             entropy = -(logprobs_PV.exp() * logprobs_PV).sum(-1)
         picked = logprobs_PV.gather(-1, self.target_P[:, None])[:, 0]
-        return TokenScores(logprobs_P=picked, entropy_P=entropy)
+        return TokenScores(logprobs_P=picked, entropy_P=entropy, values_P=values)
 
 
 def choose_scorer(model: Any, device: torch.device, max_nodes: int = DEFAULT_MAX_NODES) -> Scorer:

@@ -48,20 +48,28 @@ class PolicySettings:
     """Empty means all linear layers of the blocks."""
     seed: int = 0
     """Of the new adapter's first half; the second starts at zero."""
+    value_head: bool = False
+    """Whether the policy says what to expect of a state."""
 
 
 class Policy:
     """A causal language model with an adapter; see the module."""
 
-    def __init__(self, model: Any, *, has_reference: bool) -> None:
+    def __init__(
+        self, model: Any, *, has_reference: bool, value_head: torch.nn.Linear | None = None
+    ) -> None:
         """Takes the model; use `load_policy`."""
         self._peft = model
         self._has_reference = has_reference
+        self.value_head = value_head
+        """From hidden states to values, in float32; switching the adapter off leaves it as it is."""
         self._names = {
             name: parameter
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
+        if value_head is not None:
+            self._names |= {f"value_head.{k}": v for k, v in value_head.named_parameters()}
 
     @property
     def model(self) -> Any:
@@ -170,7 +178,17 @@ def load_policy(settings: PolicySettings, device: torch.device | None = None) ->
         model.base_model.set_adapter(POLICY)
     # No dropout: rollouts were sampled without, and KL at step 0 is exactly 0.
     model.eval()
-    return Policy(model, has_reference=folder is not None)
+    head = _new_value_head(base) if settings.value_head else None
+    return Policy(model, has_reference=folder is not None, value_head=head)
+
+
+def _new_value_head(base: Any) -> torch.nn.Linear:
+    """Makes a head that at first says 0 of every state."""
+    size = base.get_output_embeddings().weight.shape[1]
+    head = torch.nn.Linear(size, 1, device=base.device, dtype=torch.float32)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    return head
 
 
 def _load_base(settings: PolicySettings, device: torch.device) -> Any:

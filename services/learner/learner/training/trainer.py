@@ -9,17 +9,18 @@ Shapes: T policy tokens of a batch, P policy tokens of a micro-batch.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
 
 import torch
 
 from learner.ports import ScoredRollout, Stopped
-from learner.training.algorithms.base import Algorithm, Batch, ScoredTokens
+from learner.training.algorithms.base import Algorithm, Batch, FirstPass, ScoredTokens
 from learner.training.algorithms.importance import effective_sample_size
 from learner.training.algorithms.kl import kl_k3
 from learner.training.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
+from learner.training.algorithms.ppo import Ppo, PpoSettings
 from learner.training.algorithms.sft import Sft, sft_batch
 from learner.training.errors import NonFiniteStep
 from learner.training.logprobs import Microbatch, TokenScores, choose_scorer
@@ -43,7 +44,10 @@ class TrainerSettings:
     """Optimiser updates per batch of rollouts."""
     temperature: float = 1.0
     """At which rollouts are sampled; log-probabilities are taken at the same."""
-    policy_gradient: PolicyGradientSettings = field(default_factory=PolicyGradientSettings)
+    rollouts: PolicyGradientSettings | PpoSettings = field(default_factory=PolicyGradientSettings)
+    """How to learn from rollouts."""
+    value_learning_rate: float = 1e-3
+    """Peak rate of the value head, which starts from nothing; it follows the same schedule."""
     measure_kl: bool = True
     """Where the KL has no weight in the loss, measure it on one micro-batch of each step."""
     max_nodes: int = DEFAULT_MAX_NODES
@@ -65,6 +69,10 @@ class _Memory:
     """Not a number where no engine sampled."""
     importance_T: torch.Tensor
     """Ones where nothing is corrected."""
+    values_T: torch.Tensor
+    returns_T: torch.Tensor
+    figures: dict[str, float] = field(default_factory=dict)
+    value_losses: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)
@@ -79,6 +87,8 @@ class _Work:
     parts: list[Microbatch]
     weights_T: torch.Tensor
     row_T: torch.Tensor
+    real_T: torch.Tensor
+    """False for tokens that only hold the value of a cut-off."""
     temperature: float
     num_updates: int
     rollout_ids: tuple[str, ...]
@@ -104,8 +114,17 @@ class Trainer:
         """Steps that are done."""
         self.policy_version = 0
         """Version of the weights as they are; every step makes a new one."""
+        head = [] if policy.value_head is None else list(policy.value_head.parameters())
+        in_head = {id(parameter) for parameter in head}
+        body = [value for value in policy.parameters.values() if id(value) not in in_head]
+        self._peaks = [settings.schedule.learning_rate]
+        """Learning rate of each parameter group at its highest."""
+        groups = [{"params": body}]
+        if head:
+            self._peaks.append(settings.value_learning_rate)
+            groups.append({"params": head})
         self.optimizer = torch.optim.AdamW(
-            policy.parameters.values(),
+            groups,
             lr=settings.schedule.learning_rate,
             weight_decay=settings.weight_decay,
             fused=True,
@@ -144,7 +163,8 @@ class Trainer:
                 cannot be trained on.
         """
         settings = self.settings
-        algorithm = PolicyGradient(settings.policy_gradient)
+        found = settings.rollouts
+        algorithm = Ppo(found) if isinstance(found, PpoSettings) else PolicyGradient(found)
         work = self._work(
             algorithm.batch(groups),
             algorithm,
@@ -169,6 +189,9 @@ class Trainer:
             parts=self._scorer.split(batch.tokens) if batch.tokens.num_tokens else [],
             weights_T=self._tensor(batch.weights_T),
             row_T=torch.from_numpy(batch.tokens.row_T).to(self.policy.device),
+            real_T=torch.ones(batch.tokens.num_tokens, dtype=torch.bool, device=self.policy.device)
+            if batch.real_T is None
+            else torch.from_numpy(batch.real_T).to(self.policy.device),
             temperature=temperature,
             num_updates=num_updates,
             rollout_ids=rollout_ids,
@@ -184,7 +207,7 @@ class Trainer:
             before = self._snapshot() if work.num_updates > 1 else None
             try:
                 for update in range(work.num_updates):
-                    self._update(work, memory, update, rate, progress, stop)
+                    self._update(work, memory, update, progress, stop)
             except (NonFiniteStep, Stopped):
                 if before is not None:
                     self._restore(before)
@@ -216,6 +239,8 @@ class Trainer:
             if work.batch.engine_logprobs_T is None
             else self._tensor(work.batch.engine_logprobs_T),
             importance_T=full(1.0),
+            values_T=full(0.0),
+            returns_T=full(0.0),
         )
 
     def _tensor(self, values: Any) -> torch.Tensor:
@@ -227,22 +252,42 @@ class Trainer:
             if stop is not None and stop.is_set():
                 raise Stopped
             with torch.no_grad():
-                scored = part.score(self.policy.model, work.temperature)
+                scored = part.score(
+                    self.policy.model, work.temperature, self._value_head(work.algorithm)
+                )
             memory.old_logprobs_T[part.tokens_P] = scored.logprobs_P
-            self._ask_reference(work, memory, part)
-        advantages = work.algorithm.advantages(
+            if scored.values_P is not None:
+                memory.values_T[part.tokens_P] = scored.values_P
+            if work.algorithm.needs_reference:
+                self._ask_reference(work, memory, part)
+        targets = work.algorithm.targets(
             work.batch,
-            memory.old_logprobs_T.double().cpu().numpy(),
-            memory.reference_logprobs_T.double().cpu().numpy(),
+            FirstPass(
+                old_logprobs_T=memory.old_logprobs_T.double().cpu().numpy(),
+                reference_logprobs_T=memory.reference_logprobs_T.double().cpu().numpy(),
+                values_T=memory.values_T.double().cpu().numpy(),
+            ),
         )
-        memory.advantages_T = self._tensor(advantages)
+        memory.advantages_T = self._tensor(targets.advantages_T)
+        if targets.returns_T is not None:
+            memory.returns_T = self._tensor(targets.returns_T)
+        memory.figures |= targets.figures
+        # No engine sampled the tokens that hold the value of a cut-off; there is nothing to correct.
+        memory.engine_logprobs_T = torch.where(
+            work.real_T, memory.engine_logprobs_T, memory.old_logprobs_T
+        )
+
+    def _value_head(self, algorithm: Algorithm) -> torch.nn.Linear | None:
+        if not algorithm.needs_values:
+            return None
+        assert self.policy.value_head is not None, "the policy was loaded without a value head"
+        return self.policy.value_head
 
     def _update(
         self,
         work: _Work,
         memory: _Memory,
         update: int,
-        rate: float,
         progress: Progress | None,
         stop: Event | None,
     ) -> None:
@@ -254,7 +299,7 @@ class Trainer:
         for index, part in enumerate(work.parts):
             if stop is not None and stop.is_set():
                 raise Stopped
-            asked = work.algorithm.needs_scores_first
+            asked = work.algorithm.needs_scores_first and work.algorithm.needs_reference
             if update == 0 and index in memory.referred and not asked:
                 self._ask_reference(work, memory, part)
             part_loss, part_clipped = self._backward(work, memory, part, first=update == 0)
@@ -270,8 +315,9 @@ class Trainer:
         )
         if not _is_finite(norm):
             raise NonFiniteStep(f"the gradient's norm is {norm}", work.rollout_ids)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+            schedule = replace(self.settings.schedule, learning_rate=peak)
+            group["lr"] = learning_rate(schedule, self.step)
         self.optimizer.step()
         memory.losses.append(loss)
         memory.grad_norms.append(norm)
@@ -287,7 +333,9 @@ class Trainer:
     ) -> tuple[float, float]:
         """Adds one micro-batch to the gradient; returns its share of the loss and its clipped tokens."""
         tokens = part.tokens_P
-        scores: TokenScores = part.score(self.policy.model, work.temperature)
+        scores: TokenScores = part.score(
+            self.policy.model, work.temperature, self._value_head(work.algorithm)
+        )
         if first:
             memory.old_logprobs_T[tokens] = scores.logprobs_P.detach()
             memory.entropy_T[tokens] = scores.entropy_P
@@ -298,12 +346,18 @@ class Trainer:
                 reference_logprobs_P=memory.reference_logprobs_T[tokens],
                 advantages_P=memory.advantages_T[tokens],
                 engine_logprobs_P=memory.engine_logprobs_T[tokens],
+                values_P=scores.values_P,
+                old_values_P=memory.values_T[tokens],
+                returns_P=memory.returns_T[tokens],
                 row_P=work.row_T[tokens],
             )
         )
         if first and found.importance_P is not None:
             memory.importance_T[tokens] = found.importance_P
-        loss = (work.weights_T[tokens] * found.loss_P).sum()
+        weights_P = work.weights_T[tokens]
+        loss = (weights_P * found.loss_P).sum()
+        if found.value_loss_P is not None:
+            memory.value_losses.append(float((weights_P * found.value_loss_P).sum()))
         value = float(loss.detach())
         if not _is_finite(value):
             raise NonFiniteStep(f"the loss is {value}", work.rollout_ids)
@@ -329,25 +383,30 @@ class Trainer:
 
 
 def _report(work: _Work, memory: _Memory) -> dict[str, float]:
-    figures = {
+    real_T = work.real_T
+    figures = memory.figures | {
         "loss": memory.losses[0],
         "grad_norm": memory.grad_norms[-1],
-        "entropy": float(memory.entropy_T.mean()),
+        "entropy": float(memory.entropy_T[real_T].mean()),
         "updates": float(len(memory.losses)),
     }
-    old_T = memory.old_logprobs_T.double()
+    if memory.value_losses:
+        figures["loss/value"] = sum(memory.value_losses) / len(memory.losses)
+    old_T = memory.old_logprobs_T[real_T].double()
     if memory.referred:
-        kl_T = kl_k3(old_T, memory.reference_logprobs_T.double())
+        kl_T = kl_k3(old_T, memory.reference_logprobs_T[real_T].double())
         figures["kl"] = float(kl_T[~kl_T.isnan()].mean())
     if work.batch.engine_logprobs_T is not None:
         figures["clip_frac"] = sum(memory.clipped) / len(memory.clipped)
-        engine_T = torch.from_numpy(work.batch.engine_logprobs_T).to(old_T.device)
+        engine_T = torch.from_numpy(work.batch.engine_logprobs_T).to(old_T.device)[real_T]
         difference_T = (old_T - engine_T).abs()
         figures["mismatch/mean"] = float(difference_T.mean())
         figures["mismatch/max"] = float(difference_T.max())
         # As the engine drew the tokens: an estimate of KL(engine || learner).
-        figures["importance/ess_fraction"] = effective_sample_size(memory.importance_T) / len(old_T)
         figures["mismatch_kl/mean"] = float(kl_k3(engine_T, old_T).mean())
+        figures["importance/ess_fraction"] = effective_sample_size(
+            memory.importance_T[real_T]
+        ) / len(old_T)
     return figures
 
 

@@ -16,6 +16,7 @@ from learner.training.algorithms import dr_grpo, grpo, reinforce_pp, rloo
 from learner.training.algorithms.aggregation import AGGREGATIONS
 from learner.training.algorithms.base import ScoredTokens
 from learner.training.algorithms.dapo import teaches
+from learner.training.algorithms.gae import discounts, gae, whiten
 from learner.training.algorithms.grpo import group_advantages, has_spread
 from learner.training.algorithms.importance import (
     effective_sample_size,
@@ -25,6 +26,7 @@ from learner.training.algorithms.importance import (
 from learner.training.algorithms.kl import KL_ESTIMATES, kl_k3
 from learner.training.algorithms.overlong import overlong_penalty
 from learner.training.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
+from learner.training.algorithms.ppo import token_rewards, value_loss
 from learner.training.algorithms.ratios import clipped_loss, row_log_ratio
 from learner.training.algorithms.sft import Sft, sft_batch
 from trajectory.types import TokenRow, TokenSpan
@@ -67,6 +69,9 @@ def _tokens(
         advantages_P=_tensor(advantages),
         reference_logprobs_P=_tensor(reference or [math.nan] * len(logp)),
         engine_logprobs_P=_tensor(engine or [math.nan] * len(logp)),
+        values_P=None,
+        old_values_P=_tensor([0.0] * len(logp)),
+        returns_P=_tensor([0.0] * len(logp)),
         row_P=torch.tensor(rows or [0] * len(logp)),
     )
 
@@ -295,6 +300,44 @@ class TestSharedCases:
         size = effective_sample_size(_tensor(found["inputs"]["weights"]))
         assert size == pytest.approx(found["expected"]["ess"], abs=found["tol"])
 
+    @pytest.mark.parametrize(
+        "name", ["gae_terminal", "gae_lambda0_td", "gae_lambda1_mc", "gae_llm_default_g1_l1"]
+    )
+    def test_gae(self, case: Any, name: str) -> None:
+        found = case(name)
+        inputs = found["inputs"]
+        made = gae(
+            np.array(inputs["rewards"], dtype=float),
+            np.array(inputs["values"]),
+            discounts(np.arange(len(inputs["values"])), inputs["gamma"]),
+            inputs["lambda"],
+            bootstrap=inputs["bootstrap_value"],
+        )
+        expected = found["expected"]
+        assert made.advantages_T.tolist() == pytest.approx(expected["advantages"], abs=found["tol"])
+        assert made.returns_T.tolist() == pytest.approx(expected["returns"], abs=found["tol"])
+
+    def test_gae_rewards_the_last_policy_token_and_skips_tool_results(self, case: Any) -> None:
+        found = case("gae_reward_then_observation")
+        inputs = found["inputs"]
+        mask = np.array(inputs["mask"], dtype=bool)
+        turns = np.arange(len(mask))[mask]
+        made = gae(
+            token_rewards(inputs["outcome_reward"], (), turns),
+            np.array(inputs["values"])[mask],
+            discounts(turns, inputs["gamma"]),
+            inputs["lambda"],
+        )
+        wanted = np.array(found["expected"]["advantages"])[mask]
+        assert made.advantages_T.tolist() == pytest.approx(wanted, abs=found["tol"])
+
+    def test_whitening_over_what_counts(self, case: Any) -> None:
+        found = case("whiten_masked")
+        mask = np.array(found["inputs"]["mask"], dtype=bool)
+        made = whiten(np.array(found["inputs"]["x"])[mask])
+        wanted = np.array(found["expected"]["sample"])[mask]
+        assert made.tolist() == pytest.approx(wanted, abs=found["tol"])
+
     def test_sft_token_mean_over_the_batch(self, case: Any) -> None:
         found = case("sft_token_vs_sequence_mean")
         logp = found["inputs"]["logp"]
@@ -435,3 +478,27 @@ def test_a_step_without_a_policy_token_is_an_empty_batch(
 def test_supervised_training_on_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="holds no row"):
         sft_batch([])
+
+
+def test_a_turns_reward_lies_on_its_last_token_and_the_rest_on_the_rows() -> None:
+    turns = np.array([0, 0, 1, 3, 3])
+    made = token_rewards(1.0, (0.1, 0.2, 0.3, 0.0), turns)
+    # Turn 2 has no token here; its 0.3 comes at the end with what the score has beyond the turns.
+    assert made.tolist() == pytest.approx([0.0, 0.1, 0.2, 0.0, 0.7])
+    assert made.sum() == pytest.approx(1.0)
+
+
+def test_the_discount_counts_turns_and_not_tokens() -> None:
+    turns = np.array([0, 0, 0, 2, 2])
+    assert discounts(turns, 0.5).tolist() == [1.0, 1.0, 0.5, 1.0, 0.5]
+    made = gae(np.array([0, 0, 0, 0, 1.0]), np.zeros(5), discounts(turns, 0.5), 1.0)
+    assert made.returns_T.tolist() == [0.5, 0.5, 0.5, 1.0, 1.0]
+
+
+def test_the_value_loss_is_the_larger_of_free_and_clipped() -> None:
+    values = _tensor([0.5, 0.5, -0.5]).requires_grad_()
+    loss = value_loss(values, _tensor([0.0, 0.4, 0.0]), _tensor([1.0, 1.0, 1.0]), 0.2)
+    assert loss.tolist() == pytest.approx([0.32, 0.125, 1.125])
+    (gradient,) = torch.autograd.grad(loss.sum(), values)
+    # Past the clip towards the target there is nothing more to gain.
+    assert gradient.tolist() == pytest.approx([0.0, -0.5, -1.5])

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from learner.ports import ScoredRollout
+from learner.training.algorithms.policy_gradient import PolicyGradientSettings
+from learner.training.algorithms.ppo import PpoSettings
 from learner.training.checkpoint import (
     CheckpointError,
     latest_checkpoint,
@@ -23,18 +25,24 @@ MakeGroups = Callable[..., list[list[ScoredRollout]]]
 
 def _trainer(policy: Policy) -> Trainer:
     schedule = ScheduleSettings(learning_rate=1e-2, max_steps=5, warmup_steps=1, kind="linear")
-    return Trainer(policy, TrainerSettings(schedule=schedule))
+    rollouts = PolicyGradientSettings() if policy.value_head is None else PpoSettings()
+    return Trainer(policy, TrainerSettings(schedule=schedule, rollouts=rollouts))
 
 
 def _weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.policy.parameters.values()])
 
 
+@pytest.mark.parametrize("value_head", [False, True])
 @pytest.mark.parametrize("from_adapter", [False, True])
 def test_two_and_two_steps_equal_four(
-    make_policy: MakePolicy, make_groups: MakeGroups, tmp_path: Path, from_adapter: bool
+    make_policy: MakePolicy,
+    make_groups: MakeGroups,
+    tmp_path: Path,
+    from_adapter: bool,
+    value_head: bool,
 ) -> None:
-    settings: dict[str, object] = {"fresh": True}
+    settings: dict[str, object] = {"fresh": True, "value_head": value_head}
     if from_adapter:
         make_policy().export_adapter(tmp_path / "start")
         settings["adapter"] = tmp_path / "start"
@@ -74,6 +82,14 @@ def test_the_reference_comes_back_from_the_checkpoint(
     assert found is not None
     load_checkpoint(found, second)
     assert second.rollout_step(make_groups(1))["kl"] == first.rollout_step(make_groups(1))["kl"]
+
+
+def test_a_run_with_a_value_head_does_not_go_on_from_one_without(
+    make_policy: MakePolicy, tmp_path: Path
+) -> None:
+    found = save_checkpoint(tmp_path, _trainer(make_policy()), {})
+    with pytest.raises(CheckpointError):
+        load_checkpoint(found, _trainer(make_policy(value_head=True)))
 
 
 def test_the_random_state_comes_back(make_policy: MakePolicy, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from learner.ports import ScoredRollout, Stopped
 from learner.training.algorithms.policy_gradient import PolicyGradientSettings
+from learner.training.algorithms.ppo import PpoSettings
 from learner.training.algorithms.table import KINDS
 from learner.training.errors import NonFiniteStep
 from learner.training.logprobs import TreeScorer
@@ -111,7 +112,7 @@ def test_kl_at_step_0_is_exactly_0_and_grows(
         policy = make_policy(fresh=True, adapter=tmp_path)
     else:
         policy = make_policy(fresh=True)
-    trainer = _trainer(policy, policy_gradient=PolicyGradientSettings(kl_coef=kl_coef))
+    trainer = _trainer(policy, rollouts=PolicyGradientSettings(kl_coef=kl_coef))
     groups = make_groups(1)
     assert trainer.rollout_step(groups)["kl"] == 0.0
     assert trainer.rollout_step(groups)["kl"] > 0.0
@@ -121,7 +122,7 @@ def test_kl_holds_the_policy_back(make_policy: MakePolicy, make_groups: MakeGrou
     kl = {}
     for coefficient in (0.0, 5.0):
         trainer = _trainer(
-            make_policy(fresh=True), policy_gradient=PolicyGradientSettings(kl_coef=coefficient)
+            make_policy(fresh=True), rollouts=PolicyGradientSettings(kl_coef=coefficient)
         )
         kl[coefficient] = [trainer.rollout_step(make_groups(1))["kl"] for _ in range(6)][-1]
     assert kl[5.0] < 0.5 * kl[0.0]
@@ -143,7 +144,7 @@ def test_measured_kl_is_that_of_one_micro_batch_after_the_other(
     parts = _trainer(policy, schedule=still, max_nodes=16)
     measured = [parts.rollout_step(groups)["kl"] for _ in range(12)]
     whole = _trainer(
-        policy, schedule=still, policy_gradient=PolicyGradientSettings(kl_coef=1e-9)
+        policy, schedule=still, rollouts=PolicyGradientSettings(kl_coef=1e-9)
     ).rollout_step(groups)
     assert min(measured) < whole["kl"] < max(measured)
     assert len(set(measured)) > 1
@@ -172,8 +173,8 @@ def test_micro_batches_do_not_change_the_gradient(
 ) -> None:
     settings = PolicyGradientSettings(kl_coef=0.05, aggregation=aggregation, max_tokens=20)
     groups = make_groups(seed, num_groups=3)
-    whole, figures = _gradients(make_policy(), groups, policy_gradient=settings, max_nodes=10_000)
-    split, same = _gradients(make_policy(), groups, policy_gradient=settings, max_nodes=16)
+    whole, figures = _gradients(make_policy(), groups, rollouts=settings, max_nodes=10_000)
+    split, same = _gradients(make_policy(), groups, rollouts=settings, max_nodes=16)
     for name, gradient in whole.items():
         assert (split[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
     for name in ("loss", "kl", "entropy", "mismatch/mean", "grad_norm"):
@@ -194,8 +195,8 @@ def test_micro_batches_do_not_change_any_algorithm(
         max_tokens=12,
     )
     groups = make_groups(len(name), num_groups=3)
-    whole, figures = _gradients(make_policy(), groups, policy_gradient=settings, max_nodes=10_000)
-    split, same = _gradients(make_policy(), groups, policy_gradient=settings, max_nodes=16)
+    whole, figures = _gradients(make_policy(), groups, rollouts=settings, max_nodes=10_000)
+    split, same = _gradients(make_policy(), groups, rollouts=settings, max_nodes=16)
     assert any(gradient.norm() > 0 for gradient in whole.values())
     for part, gradient in whole.items():
         assert (split[part] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9, part
@@ -220,7 +221,7 @@ def test_the_kl_of_reinforce_pp_is_in_the_return_of_each_token(
     groups = make_groups(4)
     beta = 0.2
     settings = replace(KINDS["reinforce_pp"], kl_coef=beta, kl_estimator="k1", kl_in_reward=True)
-    found, _ = _gradients(make_policy(reference="base"), groups, policy_gradient=settings)
+    found, _ = _gradients(make_policy(reference="base"), groups, rollouts=settings)
     policy = make_policy(reference="base")
     returns, chosen, shares = [], [], []
     for group in groups:
@@ -239,10 +240,126 @@ def test_the_kl_of_reinforce_pp_is_in_the_return_of_each_token(
     _same_gradients(policy, found)
 
 
+PPO = PpoSettings(
+    policy=PolicyGradientSettings(kl_coef=0.1, kl_estimator="k1", kl_in_reward=True),
+    gamma=0.9,
+    gae_lambda=0.8,
+)
+
+
+def _with_ends(groups: list[list[ScoredRollout]]) -> list[list[ScoredRollout]]:
+    """Every second rollout was cut off, every third is rewarded by turn."""
+    return [
+        [
+            replace(
+                rollout,
+                truncated=index % 2 == 1,
+                turn_rewards=(0.25, -0.5) if index % 3 == 0 else (),
+            )
+            for index, rollout in enumerate(group)
+        ]
+        for group in groups
+    ]
+
+
+def _seeded_head(policy: Policy) -> Policy:
+    assert policy.value_head is not None
+    with torch.no_grad():
+        policy.value_head.weight.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(3))
+    return policy
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_micro_batches_do_not_change_ppo(
+    make_policy: MakePolicy, make_groups: MakeGroups, seed: int
+) -> None:
+    groups = _with_ends(make_groups(seed, num_groups=3))
+    found = [
+        _gradients(
+            _seeded_head(make_policy(value_head=True)), groups, rollouts=PPO, max_nodes=nodes
+        )
+        for nodes in (10_000, 16)
+    ]
+    (whole, figures), (split, same) = found
+    assert "value_head.weight" in whole
+    for name, gradient in whole.items():
+        assert (split[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9, name
+    for name in ("loss", "loss/value", "value/explained_var", "entropy", "tokens/trained"):
+        assert same[name] == pytest.approx(figures[name], rel=1e-4, abs=1e-7), name
+
+
+def test_the_gradient_of_ppo_is_that_of_the_formula(
+    make_policy: MakePolicy, make_groups: MakeGroups
+) -> None:
+    groups = _with_ends(make_groups(5))
+    found, figures = _gradients(
+        _seeded_head(make_policy(value_head=True, reference="base")), groups, rollouts=PPO
+    )
+    policy = _seeded_head(make_policy(value_head=True, reference="base"))
+    assert policy.value_head is not None
+    chosen, shares, advantages, returns, values = [], [], [], [], []
+    for rollout in (rollout for group in groups for rollout in group):
+        for row in rollout.rows:
+            ids, mask = torch.tensor(row.token_ids), torch.tensor(row.loss_mask)
+            logprobs = _plain_logprobs(policy, row)
+            with policy.reference(), torch.no_grad():
+                kl = (logprobs - _plain_logprobs(policy, row)).detach()
+            hidden = policy.model(ids[None], output_hidden_states=True).hidden_states[-1][0]
+            value = policy.value_head(hidden)[:, 0]
+            before = value[:-1][mask[1:]]
+            # make_groups puts every token of a row in turn 0.
+            reward = -0.1 * kl
+            reward[-1] += rollout.score
+            cut_off = rollout.truncated and row is rollout.rows[-1]
+            said = before.detach()
+            following, advantage = (float(value[-1].detach()) if cut_off else 0.0), 0.0
+            discount, row_advantages = 0.9, []
+            for step in range(len(before) - 1, -1, -1):
+                delta = float(reward[step]) + discount * following - float(said[step])
+                advantage = delta + discount * 0.8 * advantage
+                following, discount = float(said[step]), 1.0
+                row_advantages.append(advantage)
+            advantages.append(torch.tensor(row_advantages[::-1]))
+            returns.append(advantages[-1] + said)
+            chosen.append(logprobs)
+            values.append(before)
+            shares.append(torch.full((len(before),), 1 / len(rollout.rows)))
+    flat, share = torch.cat(advantages), torch.cat(shares)
+    white = (flat - flat.mean()) / (flat.var() + 1e-8).sqrt()
+    errors = (torch.cat(values) - torch.cat(returns)).square() / 2
+    loss = (share * (-white * torch.cat(chosen) + 0.1 * errors)).sum() / share.sum()
+    loss.backward()
+    _same_gradients(policy, found)
+    assert figures["tokens/trained"] == len(flat)
+
+
+def test_a_value_head_learns_what_to_expect(
+    make_policy: MakePolicy, make_groups: MakeGroups
+) -> None:
+    settings = replace(
+        PPO, policy=PolicyGradientSettings(), gamma=1.0, value_coef=1.0, value_clip=9
+    )
+    trainer = _trainer(
+        make_policy(value_head=True), rollouts=settings, value_learning_rate=0.05, measure_kl=False
+    )
+    groups = make_groups(7)
+    losses = [trainer.rollout_step(groups)["loss/value"] for _ in range(8)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_value_head_stays_when_the_adapter_is_off(make_policy: MakePolicy) -> None:
+    policy = _seeded_head(make_policy(value_head=True))
+    assert policy.value_head is not None
+    state = torch.ones(1, policy.value_head.in_features)
+    said = policy.value_head(state)
+    with policy.reference():
+        assert torch.equal(policy.value_head(state), said)
+
+
 def test_the_ratio_of_gspo_is_one_per_row(make_policy: MakePolicy, make_groups: MakeGroups) -> None:
     groups = make_groups(6)
     settings = replace(KINDS["gspo"], clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean")
-    trained = _trainer(make_policy(), policy_gradient=settings, updates_per_step=3)
+    trained = _trainer(make_policy(), rollouts=settings, updates_per_step=3)
     figures = trained.rollout_step(groups)
     # All tokens of a row are clipped or none is, and with so narrow a range the second update clips most.
     assert 0.2 < figures["clip_frac"] < 0.9
@@ -255,9 +372,9 @@ def test_groups_that_teach_nothing_do_not_dilute_dapo(
         group for group in make_groups(3, num_groups=4) if len({r.score for r in group}) > 1
     ]
     silent = [[replace(r, score=1.0) for r in group] for group in make_groups(8)]
-    alone, _ = _gradients(make_policy(), teaching, policy_gradient=KINDS["dapo"])
-    beside, figures = _gradients(make_policy(), teaching + silent, policy_gradient=KINDS["dapo"])
-    diluted, _ = _gradients(make_policy(), teaching + silent, policy_gradient=KINDS["grpo"])
+    alone, _ = _gradients(make_policy(), teaching, rollouts=KINDS["dapo"])
+    beside, figures = _gradients(make_policy(), teaching + silent, rollouts=KINDS["dapo"])
+    diluted, _ = _gradients(make_policy(), teaching + silent, rollouts=KINDS["grpo"])
     assert figures["groups/without_spread"] == 2
     for name, gradient in alone.items():
         assert (beside[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9

@@ -4,13 +4,13 @@ Shapes: T policy tokens of a batch, P policy tokens of a micro-batch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from learner.training.rows import FloatArray, PolicyTokens
+from learner.training.rows import BoolArray, FloatArray, IntArray, PolicyTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,6 +21,14 @@ class RolloutRewards:
     """Rewards of each group's members, in float64; all of them, those without a row too."""
     rollout_R: tuple[int, ...]
     """Place of each row's rollout among all members."""
+    turn_rewards: tuple[tuple[float, ...], ...] = ()
+    """Of every member, by turn; empty where no turn is rewarded by itself."""
+
+    @property
+    def flat(self) -> FloatArray:
+        """The rewards of all members."""
+        empty = torch.empty(0, dtype=torch.float64)
+        return torch.cat([*self.groups, empty]).numpy()
 
     def less(self, costs_R: FloatArray) -> list[torch.Tensor]:
         """Returns the rewards of each group less what the rows cost; rows of a fork share the rollout's cost."""
@@ -51,12 +59,33 @@ class Batch:
     """What the engine said when it sampled; None for text that no policy sampled."""
     rewards: RolloutRewards | None = None
     """Of rollouts; None for text that no policy sampled."""
+    turn_T: IntArray | None = None
+    """Turn of each token; None for text that no policy sampled."""
+    real_T: BoolArray | None = None
+    """False for tokens that only hold the value of a cut-off; None where all are real."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What was found while the batch was put together, by metric name."""
 
-    def with_advantages(self, advantages_T: FloatArray) -> "Batch":
-        """Returns the same batch with other advantages."""
-        return replace(self, advantages_T=advantages_T)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FirstPass:
+    """What a pass over the batch before the first update found."""
+
+    old_logprobs_T: FloatArray
+    reference_logprobs_T: FloatArray
+    """Not a number where the algorithm asks for no reference."""
+    values_T: FloatArray
+    """Of the value head; not a number without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Targets:
+    """What each token is pushed towards."""
+
+    advantages_T: FloatArray
+    returns_T: FloatArray | None = None
+    """What the value head should say; None without one."""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,6 +101,12 @@ class ScoredTokens:
     advantages_P: torch.Tensor
     engine_logprobs_P: torch.Tensor
     """What the engine said; not a number for text that no policy sampled."""
+    values_P: torch.Tensor | None
+    """What the value head says, with gradient; None without one."""
+    old_values_P: torch.Tensor
+    """What it said before the first update."""
+    returns_P: torch.Tensor
+    """What it should say."""
     row_P: torch.Tensor
     """Row of each token in the batch; a micro-batch holds all tokens of its rows."""
 
@@ -83,6 +118,8 @@ class TokenLoss:
     loss_P: torch.Tensor
     clipped_P: torch.Tensor | None = None
     """Whether the token's ratio was clipped, where the algorithm clips."""
+    value_loss_P: torch.Tensor | None = None
+    """The value head's part of the loss, where there is one."""
     importance_P: torch.Tensor | None = None
     """Weight of what the engine sampled otherwise, where the algorithm corrects for it."""
 
@@ -96,14 +133,17 @@ class Algorithm(Protocol):
         ...
 
     @property
-    def needs_scores_first(self) -> bool:
-        """Whether advantages depend on log-probabilities, so that a first pass over the batch comes before."""
+    def needs_values(self) -> bool:
+        """Whether the policy has a value head."""
         ...
 
-    def advantages(
-        self, batch: Batch, old_logprobs_T: FloatArray, reference_logprobs_T: FloatArray
-    ) -> FloatArray:
-        """Returns the advantages of a batch after the first pass."""
+    @property
+    def needs_scores_first(self) -> bool:
+        """Whether advantages depend on what the models say, so that a first pass over the batch comes before."""
+        ...
+
+    def targets(self, batch: Batch, first: FirstPass) -> Targets:
+        """Returns what the first pass makes of the rewards; asked only after one."""
         ...
 
     def token_loss(self, tokens: ScoredTokens) -> TokenLoss:

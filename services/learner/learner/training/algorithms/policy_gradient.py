@@ -10,13 +10,19 @@ Shapes: P policy tokens of a micro-batch, T of a batch, R rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from learner.ports import ScoredRollout
-from learner.training.algorithms.base import Batch, ScoredTokens, TokenLoss
+from learner.training.algorithms.base import (
+    Batch,
+    FirstPass,
+    ScoredTokens,
+    Targets,
+    TokenLoss,
+)
 from learner.training.algorithms.grpo import advantages as grpo_advantages
 from learner.training.algorithms.importance import sequence_weights, token_weights
 from learner.training.algorithms.kl import KL_ESTIMATES
@@ -69,6 +75,11 @@ class PolicyGradient:
         return self._settings.kl_coef > 0
 
     @property
+    def needs_values(self) -> bool:
+        """Never: the group stands where PPO has a value model."""
+        return False
+
+    @property
     def needs_scores_first(self) -> bool:
         """Where the KL is a part of the reward."""
         return self._settings.kl_in_reward and self._settings.kl_coef > 0
@@ -93,31 +104,32 @@ class PolicyGradient:
         )
         if settings.per_token_returns and not self.needs_scores_first:
             free = np.zeros(batch.tokens.num_tokens)
-            return batch.with_advantages(self._returns(batch, free))
+            return replace(batch, advantages_T=self._returns(batch, free))
         return batch
 
-    def advantages(
-        self, batch: Batch, old_logprobs_T: FloatArray, reference_logprobs_T: FloatArray
-    ) -> FloatArray:
+    def targets(self, batch: Batch, first: FirstPass) -> Targets:
         """Returns the advantages of a batch whose reward holds the KL."""
-        settings = self._settings
-        kl_T = KL_ESTIMATES[settings.kl_estimator](
-            torch.from_numpy(old_logprobs_T), torch.from_numpy(reference_logprobs_T)
-        ).numpy()
-        costs_T = settings.kl_coef * kl_T
-        if settings.per_token_returns:
-            return self._returns(batch, costs_T)
+        costs_T = self._kl_costs(first)
+        if self._settings.per_token_returns:
+            return Targets(advantages_T=self._returns(batch, costs_T))
         assert batch.rewards is not None
         costs_R = np.add.reduceat(costs_T, np.cumsum([0, *batch.tokens.counts[:-1]]))
-        rewards = batch.rewards.less(costs_R)
-        found = torch.cat(settings.advantages(rewards)).numpy()
+        found = torch.cat(self._settings.advantages(batch.rewards.less(costs_R))).numpy()
         by_row = found[np.asarray(batch.rewards.rollout_R)]
-        return np.repeat(by_row, batch.tokens.counts)
+        return Targets(advantages_T=np.repeat(by_row, batch.tokens.counts))
+
+    def _kl_costs(self, first: FirstPass) -> FloatArray:
+        """Returns what the KL takes from the reward of each token."""
+        estimate = KL_ESTIMATES[self._settings.kl_estimator]
+        kl_T = estimate(
+            torch.from_numpy(first.old_logprobs_T), torch.from_numpy(first.reference_logprobs_T)
+        )
+        costs_T: FloatArray = self._settings.kl_coef * kl_T.numpy()
+        return costs_T
 
     def _returns(self, batch: Batch, costs_T: FloatArray) -> FloatArray:
         assert batch.rewards is not None
-        flat = torch.cat([*batch.rewards.groups, torch.empty(0, dtype=torch.float64)]).numpy()
-        rewards = flat[np.asarray(batch.rewards.rollout_R, dtype=np.int64)]
+        rewards = batch.rewards.flat[np.asarray(batch.rewards.rollout_R, dtype=np.int64)]
         return normalised(returns_to_go(rewards.tolist(), costs_T, batch.tokens.counts))
 
     def token_loss(self, tokens: ScoredTokens) -> TokenLoss:

@@ -9,8 +9,10 @@ Shapes: T policy tokens, R rows, N rollouts.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from learner.ports import ScoredRollout
@@ -19,7 +21,8 @@ from learner.training.algorithms.base import Batch, RolloutRewards
 from learner.training.algorithms.dapo import teaches
 from learner.training.algorithms.grpo import has_spread
 from learner.training.algorithms.overlong import overlong_penalty
-from learner.training.rows import BoolArray, FloatArray, policy_tokens
+from learner.training.rows import BoolArray, FloatArray, IntArray, policy_tokens
+from trajectory.types import TokenRow
 
 Advantages = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 """From the rewards of each group's members to their advantages, both in float64."""
@@ -38,6 +41,8 @@ class RolloutBatchSettings:
     """Keep the tokens of rollouts without advantage, for a KL or for advantages that are known later."""
     only_groups_that_teach: bool = False
     """Leave groups without spread out of the averages too, as dynamic sampling does."""
+    bootstrap: bool = False
+    """Add to rollouts that were cut off a last token of no weight, whose state holds the value of what would follow."""
 
 
 def rollout_batch(
@@ -50,7 +55,9 @@ def rollout_batch(
     Raises:
         ValueError: a score is not finite, or a row cannot be trained on.
     """
-    members = [_Member.of(rollout) for group in groups for rollout in group]
+    members = [
+        _Member.of(rollout, bootstrap=settings.bootstrap) for group in groups for rollout in group
+    ]
     rewards = _rewards(groups, members, settings)
     if settings.only_groups_that_teach:
         members = _without_silent_groups(groups, rewards, members)
@@ -69,17 +76,23 @@ def rollout_batch(
         row_weights += weight
         row_rollouts += [index] * len(member.rows)
     tokens = policy_tokens(rows)
-    engine = [row.logprobs[row.loss_mask] for row in rows]
     by_row = np.asarray([per_rollout[index] for index in row_rollouts], dtype=np.float64)
+    real_T = _joined([row.real[row.loss_mask] for row in rows], np.bool_)
     return Batch(
         tokens=tokens,
-        weights_T=np.repeat(np.asarray(row_weights), tokens.counts),
-        advantages_T=np.repeat(by_row, tokens.counts),
-        engine_logprobs_T=np.concatenate(engine) if engine else np.empty(0),
-        rewards=RolloutRewards(groups=tuple(rewards), rollout_R=tuple(row_rollouts)),
+        weights_T=np.repeat(np.asarray(row_weights), tokens.counts) * real_T,
+        advantages_T=np.repeat(by_row, tokens.counts) * real_T,
+        engine_logprobs_T=_joined([row.logprobs[row.loss_mask] for row in rows], np.float64),
+        real_T=real_T,
+        turn_T=_joined([row.turns[row.loss_mask] for row in rows], np.int64),
+        rewards=RolloutRewards(
+            groups=tuple(rewards),
+            rollout_R=tuple(row_rollouts),
+            turn_rewards=tuple(r.turn_rewards for group in groups for r in group),
+        ),
         figures=_figures(rewards)
         | {
-            "tokens/trained": float(tokens.num_tokens),
+            "tokens/trained": float(real_T.sum()),
             "tokens/not_finite": float(sum(member.not_finite for member in members)),
         },
     )
@@ -90,6 +103,33 @@ class _Row:
     token_ids: Sequence[int]
     loss_mask: BoolArray
     logprobs: FloatArray
+    turns: IntArray
+    real: BoolArray
+
+    @classmethod
+    def of(cls, source: TokenRow) -> "_Row":
+        """Reads a row; tokens without a finite log-probability are out of the loss."""
+        logprobs = np.asarray(source.logprobs, dtype=np.float64)
+        turns = np.full(len(logprobs), -1, dtype=np.int64)
+        for span in source.spans:
+            turns[span.start : span.end] = span.turn
+        return cls(
+            token_ids=source.token_ids,
+            loss_mask=np.asarray(source.loss_mask, dtype=bool) & np.isfinite(logprobs),
+            logprobs=logprobs,
+            turns=turns,
+            real=np.ones(len(logprobs), dtype=bool),
+        )
+
+    def with_bootstrap(self) -> "_Row":
+        """Returns the row with one more token, which nobody sampled, in the state where it was cut off."""
+        return _Row(
+            token_ids=(*self.token_ids, self.token_ids[-1]),
+            loss_mask=np.append(self.loss_mask, True),
+            logprobs=np.append(self.logprobs, np.nan),
+            turns=np.append(self.turns, self.turns.max() + 1),
+            real=np.append(self.real, False),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,18 +144,19 @@ class _Member:
         return max(self.counts, default=0) + self.not_finite
 
     @classmethod
-    def of(cls, rollout: ScoredRollout) -> "_Member":
+    def of(cls, rollout: ScoredRollout, *, bootstrap: bool) -> "_Member":
         """Reads the rows that have a policy token."""
-        rows = []
-        not_finite = 0
-        for source in rollout.rows:
-            mask = np.asarray(source.loss_mask, dtype=bool)
-            logprobs = np.asarray(source.logprobs, dtype=np.float64)
-            usable = mask & np.isfinite(logprobs)
-            not_finite += int(mask.sum() - usable.sum())
-            if usable.any():
-                rows.append(_Row(token_ids=source.token_ids, loss_mask=usable, logprobs=logprobs))
-        return cls(rows=rows, counts=[int(r.loss_mask.sum()) for r in rows], not_finite=not_finite)
+        found = [_Row.of(source) for source in rollout.rows]
+        said = sum(sum(source.loss_mask) for source in rollout.rows)
+        rows = [row for row in found if row.loss_mask.any()]
+        counts = [int(row.loss_mask.sum()) for row in rows]
+        if bootstrap and rollout.truncated and rows and rows[-1] is found[-1]:
+            rows[-1] = rows[-1].with_bootstrap()
+        return cls(rows=rows, counts=counts, not_finite=said - sum(counts))
+
+
+def _joined(pieces: Sequence[npt.NDArray[Any]], dtype: type[Any]) -> npt.NDArray[Any]:
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype)
 
 
 def _without_silent_groups(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from learner.training.algorithms.aggregation import AGGREGATIONS
-from learner.training.algorithms.base import Batch, ScoredTokens, TokenLoss
-from learner.training.rows import FloatArray, MaskedRow, policy_tokens
+from learner.training.algorithms.base import Batch, FirstPass, ScoredTokens, Targets, TokenLoss
+from learner.training.rows import MaskedRow, policy_tokens
 
 
 class Sft:
@@ -23,15 +23,18 @@ class Sft:
         return False
 
     @property
+    def needs_values(self) -> bool:
+        """Never."""
+        return False
+
+    @property
     def needs_scores_first(self) -> bool:
         """Never."""
         return False
 
-    def advantages(
-        self, batch: Batch, old_logprobs_T: FloatArray, reference_logprobs_T: FloatArray
-    ) -> FloatArray:
+    def targets(self, batch: Batch, first: FirstPass) -> Targets:
         """Returns the zeros of the batch: nothing is better or worse than the text."""
-        return batch.advantages_T
+        return Targets(advantages_T=batch.advantages_T)
 
     def token_loss(self, tokens: ScoredTokens) -> TokenLoss:
         """Returns the negative log-probabilities."""

@@ -1,7 +1,6 @@
 """Fixtures of the critic's tests: an endpoint that speaks the chat completions API, and a critic that asks it."""
 
 import asyncio
-import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -11,6 +10,7 @@ from aiohttp import web
 from opentelemetry import trace
 
 from critic.clients.chat_api import ChatApi, Endpoint
+from critic.judge import Judge
 from critic.judging import Critic, Defaults
 from critic.measures import Measures
 from critic.turns import Turns
@@ -101,10 +101,6 @@ class FakeEndpoint:
         """The last message of a request."""
         return str(self.requests[index]["messages"][-1]["content"])
 
-    def shown(self) -> str:
-        """All requests, for looking into."""
-        return json.dumps(self.requests)
-
 
 class Waits:
     """Stands for sleeping: remembers how long, and goes on at once."""
@@ -139,11 +135,11 @@ def waits() -> Waits:
 async def make_api(endpoint: FakeEndpoint, waits: Waits) -> AsyncIterator[Callable[..., ChatApi]]:
     made = []
 
-    def make(**changes: Any) -> ChatApi:
+    def make(tracer: trace.Tracer | None = None, **changes: Any) -> ChatApi:
         api = ChatApi(
             Endpoint(**{"url": endpoint.url, "max_tries": 3, **changes}),
             measures=Measures(silent_meter()),
-            tracer=trace.get_tracer("test"),
+            tracer=tracer or trace.get_tracer("test"),
             rng=random.Random(0),
             sleep=waits,
         )
@@ -158,14 +154,20 @@ async def make_api(endpoint: FakeEndpoint, waits: Waits) -> AsyncIterator[Callab
 @pytest.fixture
 def make_critic(make_api: Callable[..., ChatApi]) -> Callable[..., Critic]:
     def make(
-        *, max_in_flight: int = 4, max_waiting: int = 8, model: str = "judge-model", **changes: Any
+        *,
+        max_in_flight: int = 4,
+        max_waiting: int = 8,
+        model: str = "judge-model",
+        judge: Judge | None = None,
+        tracer: trace.Tracer | None = None,
+        **changes: Any,
     ) -> Critic:
         return Critic(
-            make_api(**changes),
+            judge or make_api(tracer, **changes),
             Turns(max_in_flight=max_in_flight, max_waiting=max_waiting),
             Defaults(model=model, max_tokens=64),
             measures=Measures(silent_meter()),
-            tracer=trace.get_tracer("test"),
+            tracer=tracer or trace.get_tracer("test"),
         )
 
     return make

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 
@@ -41,6 +42,18 @@ class Endpoint:
     api_key_file: Path | None = None
     """Read for every try, so that a key can be exchanged; None sends none that matters."""
     max_tries: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse a URL with a secret in it: messages and logs show the URL.
+
+        Raises:
+            ValueError: names the setting, and not the secret.
+        """
+        if "@" in urlsplit(self.url).netloc:
+            raise ValueError(
+                "HONE_CRITIC_ENDPOINT_URL: found a name or password before the host; "
+                "a key is right in the file HONE_CRITIC_API_KEY_FILE"
+            )
 
 
 class ChatApi:

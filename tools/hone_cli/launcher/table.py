@@ -34,10 +34,10 @@ class InfraPorts:
         return cls(nats=free, nats_monitor=free + 1, otlp=free + 2, page=free + 3)
 
 
-START_WAVES = (("console",), ("sandbox", "tool_gateway", "grader", "rollout", "learner"))
+START_WAVES = (("console",), ("sandbox", "tool_gateway", "critic", "grader", "rollout", "learner"))
 """Started wave by wave, each when the one before answers: the console first, so that no span is lost."""
 
-DRAIN_ORDER = ("learner", "rollout", "grader", "tool_gateway", "sandbox", "console")
+DRAIN_ORDER = ("learner", "rollout", "grader", "critic", "tool_gateway", "sandbox", "console")
 """Drained one after the other: whoever asks for work stops before whoever does it."""
 
 REPLICABLE = ("rollout", "grader")

@@ -73,7 +73,7 @@ def test_the_maximum_is_that_of_the_declared_range() -> None:
 
 
 def test_too_few_scores_say_nothing_about_their_spread() -> None:
-    assert lint.spread(rows_of(1, 1, 1, 1)) == []
+    assert lint.spread(rows_of(1, 1)) == []
 
 
 def test_long_rollouts_with_a_final_reward_only_are_named() -> None:
@@ -103,6 +103,10 @@ def test_components_that_conflict_are_named_with_their_correlation_and_n() -> No
 
 def test_a_measured_component_may_conflict_with_a_counted_one() -> None:
     assert len(lint.conflicts(paired([(0, 1), (1, 0), (0, 1), (1, 0), (1, 0)], weight=0))) == 1
+
+
+def test_few_rows_say_nothing_about_a_correlation() -> None:
+    assert lint.conflicts(paired([(0, 1), (1, 0), (0, 1), (1, 0)])) == []
 
 
 def test_two_measured_components_may_disagree() -> None:

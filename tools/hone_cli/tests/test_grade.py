@@ -1,7 +1,12 @@
 """`hone grade` from the outside: files, stored rollouts, results on disk, validation and lint."""
 
 import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +203,73 @@ def test_lint_of_a_healthy_grader_is_silent(files: Any) -> None:
     files.write("f.jsonl", lines(*(answered("Final Answer: 72" + "." * i) for i in range(6))))
     assert files.hone("grade", "g.json", "f.jsonl", "--lint") == 0, files.out
     assert "nothing to warn of" in files.out
+
+
+# A grader elsewhere.
+
+
+class Scores(ThreadingHTTPServer):
+    """Answers each question with the next score; a press of Ctrl-C may come with one."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.scores = iter(range(10**6))
+        self.press_at = -1
+
+    @property
+    def definition(self) -> dict[str, object]:
+        return {"type": "endpoint", "url": f"http://127.0.0.1:{self.server_port}/"}
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Scores
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        index = next(self.server.scores)
+        if index == self.server.press_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        body = json.dumps({"score": index / 1000}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def scores() -> Iterator[Scores]:
+    with Scores() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_lint_judges_a_sample_again_and_shows_noise(files: Any, scores: Scores) -> None:
+    files.write("g.json", json.dumps(scores.definition))
+    assert files.hone("grade", "g.json", "f.jsonl", "--lint", "--json") == 1
+    (noise,) = [w for w in files.json()["lint"] if w["check"] == "regrading_noise"]
+    assert sorted(noise["rows"]) == ["f.jsonl:1", "f.jsonl:2", "f.jsonl:3"]
+    assert "3 of 3" in noise["text"]
+
+
+def test_ctrl_c_keeps_what_was_graded_and_resume_goes_on(files: Any, scores: Scores) -> None:
+    files.write("g.json", json.dumps(scores.definition))
+    files.write("f.jsonl", lines(*(answered(f"it is {i}") for i in range(9))))
+    scores.press_at = 3
+    command = ("grade", "g.json", "f.jsonl", "--out", "o.jsonl", "--parallel", "1")
+    assert files.hone(*command) == 130
+    assert "4 graded" in files.out
+    assert "the same command with --resume goes on" in files.err
+    assert len(rows_in(files.folder / "o.jsonl")) == 4
+    assert files.hone(*command, "--resume") == 0
+    rows = rows_in(files.folder / "o.jsonl")
+    assert [row["row_id"] for row in rows] == [f"f.jsonl:{i}" for i in range(1, 10)]
+    assert next(scores.scores) == 9
 
 
 # Gold answers.

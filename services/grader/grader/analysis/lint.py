@@ -16,8 +16,10 @@ CONFLICT = -0.3
 """Pearson's correlation of two components below which they pull against each other."""
 FEW_ROWS = 20
 """Below this many rows a correlation is uncertain, and the warning says so."""
-MIN_ROWS = 5
-"""Scores that a check of the whole distribution needs."""
+MIN_SCORES = 3
+"""That a check of the whole distribution needs."""
+MIN_PAIRS = 5
+"""Rows with both components that a correlation needs."""
 SATURATED = 0.9
 CLIPS_OFTEN = 0.05
 MANY_TURNS = 3
@@ -64,7 +66,7 @@ def lint(
 def spread(rows: Sequence[GradedRow]) -> list[LintWarning]:
     """Warn of scores that are all equal, nearly all at the top, or only two."""
     scored = _scored(rows)
-    if len(scored) < MIN_ROWS:
+    if len(scored) < MIN_SCORES:
         return []
     by_value: dict[float, list[str]] = {}
     for row, judged in scored:
@@ -118,7 +120,7 @@ def conflicts(rows: Sequence[GradedRow]) -> list[LintWarning]:
     found = []
     for left, right in combinations(columns, 2):
         shared = [row_id for row_id in columns[left] if row_id in columns[right]]
-        if len(shared) < MIN_ROWS or not counted & {left, right}:
+        if len(shared) < MIN_PAIRS or not counted & {left, right}:
             continue
         xs = [columns[left][row_id] for row_id in shared]
         ys = [columns[right][row_id] for row_id in shared]

@@ -1,7 +1,7 @@
 """Regular expressions of definitions: searched within a time limit, so that none can hang the grader.
 
-By the package `regex`, which releases the interpreter while it searches. Fixed repeats are limited, because it unfolds
-them when it compiles: `(?:(?:[ab]{1000}){1000}){1000}` would take all memory.
+By the package `regex`, which releases the interpreter while it searches. Their size is limited with all fixed repeats
+written out, as the package writes them out when it compiles: `(?:(?:[ab]{1000}){1000}){1000}` would take all memory.
 """
 
 import re
@@ -16,12 +16,18 @@ from grader.results import GradingFaultError
 from trajectory.types import GraderErrorKind
 
 MAX_CHARACTERS = 2000
-MAX_REPEATS = 10_000
-"""All fixed repeats of a pattern, multiplied."""
-TIMEOUT_SECONDS = 1.0
+MAX_SIZE = 20_000
+"""Characters, classes and groups of a pattern, `a{3}` counted as three."""
+TIMEOUT_SECONDS = 0.5
 """Of processor time, for one search."""
 
-_FIXED_REPEAT = re.compile(r"\{\s*(\d+)")
+_PIECE = re.compile(
+    r"""\\.                                # an escaped character
+    | \[ \^? \]? (?: \\. | [^\]\\] )* \]    # a class
+    | \{ \s* (?P<count>\d+) [^}]* \}        # a repeat
+    | .""",
+    re.DOTALL | re.VERBOSE,
+)
 
 
 class PatternError(ValueError):
@@ -66,6 +72,20 @@ class Pattern:
             found = self.compiled.finditer(text, timeout=TIMEOUT_SECONDS, concurrent=True)
             return [match.group(group) or "" for match in found]
 
+    def pick(self, text: str, group: int | str, *, last: bool) -> str | None:
+        """Return a group of the first or last match, None without a match or if the group took no part in it.
+
+        Raises:
+            GradingFaultError: the search took longer than the limit, kind timeout.
+        """
+        picked: str | None = None
+        with self._limited():
+            for match in self.compiled.finditer(text, timeout=TIMEOUT_SECONDS, concurrent=True):
+                picked = match.group(group)
+                if not last:
+                    break
+        return picked
+
     @contextmanager
     def _limited(self) -> Iterator[None]:
         try:
@@ -88,17 +108,32 @@ def compile_pattern(text: str) -> Pattern:
     """
     if len(text) > MAX_CHARACTERS:
         raise PatternError(f"has {len(text)} characters, at most {MAX_CHARACTERS} are allowed")
-    repeats = 1
-    for count in _FIXED_REPEAT.findall(text):
-        repeats *= max(1, int(count))
-        if repeats > MAX_REPEATS:
-            raise PatternError(
-                f"repeats {{n}} more than {MAX_REPEATS} times, all its repeats multiplied"
-            )
+    if _written_out(text) > MAX_SIZE:
+        raise PatternError(f"is larger than {MAX_SIZE} pieces with its repeats {{n}} written out")
     try:
         return Pattern(source=text, compiled=regex.compile(text))
     except (regex.error, RecursionError, ValueError) as err:
         raise PatternError(f"is no regular expression: {err}") from err
+
+
+def _written_out(text: str) -> int:
+    """Return about how many pieces a pattern has with its fixed repeats written out."""
+    sizes = [0]
+    last = 0
+    for piece in _PIECE.finditer(text):
+        if piece.group() == "(":
+            sizes.append(0)
+            last = 0
+            continue
+        if piece["count"] is not None:
+            added = last * (max(1, int(piece["count"][:9])) - 1)
+            last += added
+        elif piece.group() == ")" and len(sizes) > 1:
+            added = last = sizes.pop() + 1
+        else:
+            added = last = 1
+        sizes[-1] += added
+    return sum(sizes)
 
 
 def pattern_field(fields: Fields, key: str) -> Pattern:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jsonschema import Draft202012Validator, SchemaError, ValidationError, validators
+from jsonschema import Draft202012Validator, ValidationError, validators
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
@@ -71,12 +72,9 @@ def parse_schema(schema: object) -> Schema:
                 compile_pattern(value)
             except PatternError as err:
                 raise UnsoundSchemaError(f"pattern {value!r} {err}") from err
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as err:
-        raise UnsoundSchemaError(
-            f"is no JSON schema: {err.json_path}: {err.message[:200]}"
-        ) from err
+    problem = _METASCHEMA.problem(schema)
+    if problem:
+        raise UnsoundSchemaError(f"is no JSON schema: {problem}")
     return Schema(validator=_Validator(schema, registry=Registry()))
 
 
@@ -120,3 +118,5 @@ def _plain(value: object) -> object:
 _Validator: Any = validators.extend(
     Draft202012Validator, {"pattern": _pattern, "uniqueItems": _unique_items}
 )
+_METASCHEMA = Schema(validator=_Validator(Draft202012Validator.META_SCHEMA, registry=REGISTRY))
+"""What every schema fits."""

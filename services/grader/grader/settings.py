@@ -29,6 +29,8 @@ class GraderSettings(ServiceSettings):
     """The agent's sandbox is kept alive every this many seconds while its rollout is being graded."""
     lease_seconds: float = Field(default=60.0, gt=0)
     """How long each renewal keeps the sandbox."""
+    function_workers: int = Field(default=2, ge=1, le=64)
+    """Reward functions of installed packages that run at once, each in a process of its own."""
     endpoint_allow: tuple[str, ...] = ("loopback", "public")
     """Which endpoint graders may be called: loopback, public, private, networks (10.2.0.0/16), host names and patterns
     (*.graders.svc.cluster.local); as JSON in the environment."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from grader.answer.symbolic import Symbolic
 from grader.instruments.boxes import NoRoom, Room
 from grader.instruments.endpoints import Endpoints, NoEndpoints
+from grader.instruments.functions import Functions, NoFunctions
 from grader.instruments.judges import Judges, NoJudges
 from grader.instruments.reward_models import NoRewardModels, RewardModels
 
@@ -19,6 +20,7 @@ class Instruments:
     judges: Judges = field(default_factory=NoJudges)
     endpoints: Endpoints = field(default_factory=NoEndpoints)
     reward_models: RewardModels = field(default_factory=NoRewardModels)
+    functions: Functions = field(default_factory=NoFunctions)
     rollout_id: str = ""
     """Of the record that is being graded; empty where it belongs to no attempt."""
     grader_version: str = ""

@@ -13,11 +13,15 @@ from grader.clients.addresses import Addresses
 from grader.clients.endpoints import EndpointClient
 from grader.clients.grpc_endpoints import GrpcTransport
 from grader.clients.http_endpoints import HttpTransport
+from grader.clients.reward_models import RolloutRewardModels
 from grader.clients.signing import Secrets
 from grader.definition import Definitions
 from grader.desk import GradingDesk
+from grader.functions.pool import FunctionPool
 from grader.instruments.all import Instruments
+from grader.instruments.reward_models import NoRewardModels
 from grader.settings import GraderSettings
+from servicekit.channels import connect, resolve
 from servicekit.settings import SERVICES
 
 OnClose = Callable[[Callable[[], Awaitable[None]]], object]
@@ -37,6 +41,10 @@ def build_desk(
     instruments = Instruments(
         symbolic=_symbolic(settings, on_close),
         endpoints=_endpoints(settings, on_close),
+        functions=_functions(settings, on_close),
+        reward_models=(
+            _reward_models(settings, on_close) if "rollout" in services else NoRewardModels()
+        ),
     )
     return GradingDesk(Definitions(package_version=version("hone-grader")), instruments)
 
@@ -49,6 +57,20 @@ def _endpoints(settings: GraderSettings, on_close: OnClose) -> EndpointClient:
         Secrets(folder=settings.endpoint_secrets_dir),
         clock=time.time,
         rng=random.Random(),
+    )
+    on_close(client.close)
+    return client
+
+
+def _functions(settings: GraderSettings, on_close: OnClose) -> FunctionPool:
+    pool = FunctionPool(workers=settings.function_workers)
+    on_close(pool.close)
+    return pool
+
+
+def _reward_models(settings: GraderSettings, on_close: OnClose) -> RolloutRewardModels:
+    client = RolloutRewardModels(
+        lambda: connect(resolve("rollout", settings), idempotent_methods=("ScoreRewards",))
     )
     on_close(client.close)
     return client

@@ -8,7 +8,8 @@ A definition is one grader, or `multi` with several:
      "range": [0, 1], "rule": "clip"}
 
 How the values become one is `grader.combination`. The rule says what becomes of a combined score outside the range:
-clip it, map it into the range from `from` (affine), or refuse.
+clip it, map it into the range from `from` (affine), or refuse. `guards` (`grader.guards.guarding`) look for responses
+that are paid without having done the task.
 """
 
 import hashlib
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 
 from grader.combination import Combination, Member, parse_members
 from grader.fields import Fields, Problems, shown
+from grader.guards.guarding import Posted, parse_guards
+from grader.guards.table import GUARDS
 from grader.kinds.base import KindTable
 from grader.kinds.table import KINDS
 
@@ -59,6 +62,7 @@ class Definition:
 
     combination: Combination
     bounds: Bounds
+    guards: tuple[Posted, ...] = ()
     version: str
     """Of this package and this definition: the same text of keys and values gives the same version."""
 
@@ -85,14 +89,18 @@ class Definitions:
         values = _load(text, problems)
         combination = Combination(members=())
         bounds = None
+        guards: tuple[Posted, ...] = ()
         if values is not None:
             fields = Fields(values, "", problems)
             combination = self._combination(fields)
             bounds = _bounds(fields)
+            guards = parse_guards(fields, GUARDS, values)
             fields.finish()
         problems.raise_if_any("grader definition")
         assert values is not None and bounds is not None
-        return Definition(combination=combination, bounds=bounds, version=self._version(values))
+        return Definition(
+            combination=combination, bounds=bounds, guards=guards, version=self._version(values)
+        )
 
     def _combination(self, fields: Fields) -> Combination:
         if fields.values.get("type") == "multi":

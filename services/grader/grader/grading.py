@@ -1,8 +1,10 @@
-"""Grades one record by one definition: components, combined score, and why it did not succeed."""
+"""Grades one record by one definition: components, combined score, why it did not succeed, and the guards' say."""
 
 from grader.combination import Finding
 from grader.definition import Definition
 from grader.gathering import gather
+from grader.guards.base import Case
+from grader.guards.guarding import guarded
 from grader.instruments.all import Instruments
 from grader.results import Graded, GradingFaultError
 from grader.sample import sample_of
@@ -31,7 +33,8 @@ async def grade(
     Raises:
         GradingFaultError: a grader that counts could not do its work, or a value is not usable; never a zero reward.
     """
-    findings = await gather(definition.combination, sample_of(record), instruments)
+    sample = sample_of(record)
+    findings = await gather(definition.combination, sample, instruments)
     found = [(f.member, f.graded) for f in findings if f.graded is not None]
     counted = [(member, graded) for member, graded in found if member.counted]
     unread = next(((m, g) for m, g in counted if g.masked), None)
@@ -42,7 +45,7 @@ async def grade(
     if combined is None:
         names = ", ".join(member.name for member, graded in counted if graded.abstained)
         return Masked(kind=None, reason=f"the graders that count have no opinion: {names}")
-    return Scored(
+    scored = Scored(
         rewards=tuple(
             _reward(finding, finding.graded, definition.version)
             for finding in findings
@@ -60,6 +63,8 @@ async def grade(
         abstained=tuple(member.name for member, graded in found if graded.abstained),
         step_rewards=next((g.step_values for _, g in counted if g.step_values), ()),
     )
+    case = Case(sample=sample, right=scored.kind is None)
+    return await guarded(scored, case, definition.guards, definition.bounds.low, instruments)
 
 
 def failure_of(fault: GradingFaultError) -> Failure:

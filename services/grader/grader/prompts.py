@@ -69,6 +69,12 @@ def fence_key(material: list[str]) -> str:
     return digest.hexdigest()[:24]
 
 
+def fenced(text: str) -> str:
+    """Return text that the judged model had a hand in, inside its fence and after the notice about it."""
+    text = _sendable(text)
+    return _fenced([(text, True)], fence_key([text]))
+
+
 def parse_prompt(fields: Fields, key: str = "input") -> Prompt:
     """Read messages of role and content; problems go to the fields."""
     messages = []

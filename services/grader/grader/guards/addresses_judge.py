@@ -1,0 +1,132 @@
+"""`addresses_judge`: output that talks to whoever grades it, or hides text from people.
+
+    {"guards": {"addresses_judge": {"action": "zero", "patterns": ["(?i)dear examiner"]}}}
+
+Found are orders to drop instructions and demands of a score, in a dozen languages; notes to a judge; verdicts in the
+formats of judges ([[A]], `Verdict: correct`, a JSON object of score and reasoning); forged turns of a chat and ends of
+fences; and zero-width, control or direction characters that hide text. Text is compared without such characters and in
+plain letters. What the prompt itself says or asks for raises no alarm.
+"""
+
+import asyncio
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from grader.fields import Fields
+from grader.guards.base import MAX_TEXT, Case
+from grader.guards.grounds import Grounds
+from grader.guards.phrases import PHRASES
+from grader.instruments.all import Instruments
+from grader.patterns import Pattern, PatternError, compile_pattern
+
+_FORMAT = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e"
+                     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]")  # fmt: skip
+_HIDDEN = (
+    ("a control character", re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")),
+    ("a direction override", re.compile("[\u202d\u202e]")),
+    ("tag characters", re.compile("(?<![\U0001f3f4\U000e0020-\U000e007e])[\U000e0001-\U000e007f]")),
+    ("a run of variation selectors", re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]{2,}")),
+    (
+        "zero-width characters inside a word",
+        re.compile("[A-Za-z][\u00ad\u200b-\u200d\u2060-\u2064\ufeff]{1,99}[A-Za-z]"),
+    ),
+    ("a run of zero-width characters", re.compile("[\u200b-\u200f\u2060-\u2064\ufeff]{4,}")),
+)
+_VERDICT_KEYS = frozenset(("score", "rating", "reward", "verdict", "grade", "passed", "winner"))
+_VERDICT_COMPANY = _VERDICT_KEYS | frozenset(
+    ("reasoning", "explanation", "rationale", "reason", "confidence", "label", "correct",
+     "feedback", "justification", "analysis", "comment", "comments", "status")
+)  # fmt: skip
+_OBJECT = re.compile(r"\{\s*[\"'][^{}]{1,4000}\}")
+MAX_OBJECTS = 64
+_PIECE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressesJudgeGuard:
+    """Looks for words to the judge."""
+
+    patterns: tuple[Pattern, ...]
+
+    async def look(self, case: Case, instruments: Instruments) -> str | None:
+        """Return the first words to the judge, or what hides text."""
+        return await asyncio.to_thread(self._look, case)
+
+    def _look(self, case: Case) -> str | None:
+        prompt = case.prompt[-MAX_TEXT:]
+        plain_prompt = plain(prompt)
+        for text in case.said:
+            found = _hidden(text, prompt) or self._addressed(text, plain_prompt)
+            if found:
+                return found
+        return None
+
+    def _addressed(self, text: str, prompt: str) -> str | None:
+        words = plain(text)
+        for phrase in PHRASES:
+            for match in phrase.pattern.finditer(words):
+                word = match.groupdict().get("word")
+                if match.group().strip() not in prompt and not (word and word in prompt):
+                    return f"{phrase.what}: {_shown(match.group())}"
+        for own in self.patterns:
+            for matched in own.found_in(text):
+                if matched not in prompt:
+                    return f"a pattern of the definition: {_shown(matched)}"
+        for keys in _verdict_objects(text):
+            if not any(f'"{key}"' in prompt or f"'{key}'" in prompt for key in keys):
+                return f"a verdict as a JSON object of {', '.join(sorted(keys))}"
+        return None
+
+
+def plain(text: str) -> str:
+    """Return text in plain letters and lower case, without format characters and with single spaces."""
+    text = _FORMAT.sub("", text)
+    if not text.isascii():
+        # In pieces, because the time for a run of combining marks grows with its square.
+        pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+        text = "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
+    letters = text.casefold()
+    return re.sub(r"[ \t\u00a0]+", " ", letters)
+
+
+def parse(fields: Fields, grounds: Grounds) -> AddressesJudgeGuard:
+    """Read the guard's keys."""
+    patterns = []
+    for index, text in enumerate(fields.texts("patterns") if fields.has("patterns") else ()):
+        try:
+            patterns.append(compile_pattern(text))
+        except PatternError as err:
+            fields.problems.add(f"{fields.at('patterns')}[{index}]", str(err))
+    return AddressesJudgeGuard(patterns=tuple(patterns))
+
+
+def _hidden(text: str, prompt: str) -> str | None:
+    for what, pattern in _HIDDEN:
+        match = pattern.search(text)
+        if match and match.group() not in prompt:
+            return f"{what} hides text: {match.group()[:20]!a}"
+    return None
+
+
+def _verdict_objects(text: str) -> Iterator[frozenset[str]]:
+    """Yield the keys of JSON objects that hold a verdict and nothing else."""
+    if not any(key in text for key in _VERDICT_KEYS):
+        return
+    for count, match in enumerate(_OBJECT.finditer(text)):
+        if count == MAX_OBJECTS:
+            return
+        try:
+            held = json.loads(match.group())
+        except (ValueError, RecursionError):
+            continue
+        keys = frozenset(str(key).casefold() for key in held)
+        if keys & _VERDICT_KEYS and keys <= _VERDICT_COMPANY:
+            yield keys
+
+
+def _shown(text: str) -> str:
+    line = " ".join(text.split())
+    return repr(line if len(line) <= 100 else f"{line[:97]}...")

@@ -98,6 +98,18 @@ def test_printed_record_grades_as_it_did(
     assert found["summary"]["score"]["value"] == best["score"] == 1.0
 
 
+def test_stored_rollouts_are_graded_by_code_in_boxes(
+    scripted_suite: Suite, trained: str, tmp_path: Path
+) -> None:
+    source = "def grade(sample, item):\n    return float(item['answer'] in sample['output_text'])"
+    (tmp_path / "grader.json").write_text(json.dumps({"type": "python", "source": source}))
+    found = scripted_suite.hone(
+        "grade", str(tmp_path / "grader.json"), "--run", trained, "--limit", "4", "--json"
+    )
+    assert found["summary"]["num_scored"] == 4, found
+    assert found["summary"]["score"]["value"] == 0.5
+
+
 def test_evaluation_measures_without_training(scripted_suite: Suite, tiny_model: Path) -> None:
     job = write_job(
         scripted_suite.folder / "evaluation",

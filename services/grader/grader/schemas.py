@@ -1,12 +1,14 @@
 """JSON Schemas of definitions (draft 2020-12), checked within bounds.
 
 The package jsonschema would fetch a `$ref` to another address, search patterns without a time limit and compare the
-elements of `uniqueItems` pair by pair; here a reference stays inside the schema, patterns are `grader.patterns`, and
-`patternProperties` is refused.
+elements of `uniqueItems` pair by pair; here a reference stays inside the schema, patterns are `grader.patterns`,
+`patternProperties` is refused, and the whole has a limit of time.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,12 @@ from grader.jsonvalues import is_deep, is_list
 from grader.patterns import PatternError, compile_pattern
 from grader.results import GradingFaultError
 from trajectory.types import GraderErrorKind
+
+LIMIT_SECONDS = 1.0
+"""Of processor time of the thread, for one value."""
+
+_deadline: ContextVar[float] = ContextVar("deadline")
+"""When the check under way must have ended; jsonschema hands nothing of ours to its keywords."""
 
 
 class UnsoundSchemaError(ValueError):
@@ -39,9 +47,10 @@ class Schema:
             value: JSON that is not deep.
 
         Raises:
-            GradingFaultError: a pattern took too long, kind timeout; the schema refers to itself without end, kind
+            GradingFaultError: it took too long, kind timeout; the schema refers to itself without end, kind
                 definition.
         """
+        _deadline.set(time.thread_time() + LIMIT_SECONDS)
         try:
             error = next(self.validator.iter_errors(value), None)
         except (RecursionError, Unresolvable) as err:
@@ -115,8 +124,28 @@ def _plain(value: object) -> object:
     return [_plain(inner) for inner in value] if is_list(value) else value
 
 
+_Keyword = Callable[[Any, Any, object, Any], Iterator[ValidationError] | None]
+
+
+def _timed(keyword: _Keyword) -> _Keyword:
+    def check(
+        validator: Any, value: object, instance: object, schema: object
+    ) -> Iterator[ValidationError] | None:
+        if time.thread_time() > _deadline.get():
+            raise GradingFaultError(
+                f"the JSON schema took more than {LIMIT_SECONDS:g} s; make it or its patterns simpler",
+                kind=GraderErrorKind.TIMEOUT,
+                retryable=False,
+                client=True,
+            )
+        return keyword(validator, value, instance, schema)
+
+    return check
+
+
+_KEYWORDS = {**Draft202012Validator.VALIDATORS, "pattern": _pattern, "uniqueItems": _unique_items}
 _Validator: Any = validators.extend(
-    Draft202012Validator, {"pattern": _pattern, "uniqueItems": _unique_items}
+    Draft202012Validator, {name: _timed(keyword) for name, keyword in _KEYWORDS.items()}
 )
 _METASCHEMA = Schema(validator=_Validator(Draft202012Validator.META_SCHEMA, registry=REGISTRY))
 """What every schema fits."""

@@ -19,6 +19,13 @@ SCHEMA = {
     "required": ["code"],
     "additionalProperties": False,
 }
+LAUGHS = {
+    "$defs": {
+        "d0": {"minLength": 1},
+        **{f"d{n + 1}": {"allOf": [{"$ref": f"#/$defs/d{n}"}] * 10} for n in range(9)},
+    },
+    "$ref": "#/$defs/d9",
+}
 TAGS = {"names": ["think", "answer"], "only": True}
 
 
@@ -142,6 +149,7 @@ def test_a_wrong_definition_names_its_field(must: object, path: str) -> None:
     [
         ({"regex": {"pattern": "(a+)+$"}}, GraderErrorKind.TIMEOUT),
         ({"json_schema": {"schema": {"pattern": "(a+)+$"}}}, GraderErrorKind.TIMEOUT),
+        ({"json_schema": {"schema": LAUGHS}}, GraderErrorKind.TIMEOUT),
         ({"json_schema": {"schema": {"$ref": "#"}}}, GraderErrorKind.DEFINITION),
         ({"json_schema": {"schema": {"$ref": "#/$defs/x"}}}, GraderErrorKind.DEFINITION),
     ],
@@ -150,7 +158,7 @@ async def test_what_a_definition_asks_without_end_is_a_typed_fault(
     desk: GradingDesk, make_record: MakeRecord, must: object, kind: GraderErrorKind
 ) -> None:
     outcome = await _judge(desk, make_record(json.dumps("a" * 5000 + "b")), must)
-    assert isinstance(outcome, Failure)
+    assert isinstance(outcome, Failure), outcome
     assert (outcome.grader_error, outcome.retryable) == (kind, False)
 
 

@@ -32,7 +32,7 @@ from grader.schemas import Schema, UnsoundSchemaError, parse_schema
 from grader.templates import Template
 from trajectory.types import OutcomeKind
 
-MAX_SCHEMA_CHARACTERS = 100_000
+MAX_SCHEMA_CHARACTERS = 50_000
 """A text longer than this is not checked by a schema and does not fit it."""
 
 

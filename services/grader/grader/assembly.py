@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from importlib.metadata import version
 
+from opentelemetry import trace
+
 from grader.answer.symbolic import SymbolicProcess
 from grader.clients.addresses import Addresses
 from grader.clients.endpoints import EndpointClient
@@ -57,6 +59,7 @@ def _endpoints(settings: GraderSettings, on_close: OnClose) -> EndpointClient:
         Secrets(folder=settings.endpoint_secrets_dir),
         clock=time.time,
         rng=random.Random(),
+        tracer=trace.get_tracer("hone.grader"),
     )
     on_close(client.close)
     return client

@@ -16,6 +16,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hone.grader.v1 import endpoint_pb2, endpoint_pb2_grpc
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from eventbus.backoff import Backoff
 from grader.clients.addresses import Addresses, check_allow
@@ -77,7 +81,19 @@ MakeClient = Callable[..., EndpointClient]
 
 
 @pytest.fixture
-async def make_client(secrets: Secrets) -> AsyncIterator[MakeClient]:
+def spans() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracer(spans: InMemorySpanExporter) -> trace.Tracer:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    return provider.get_tracer("test")
+
+
+@pytest.fixture
+async def make_client(secrets: Secrets, tracer: trace.Tracer) -> AsyncIterator[MakeClient]:
     made = []
 
     def make(
@@ -90,6 +106,7 @@ async def make_client(secrets: Secrets) -> AsyncIterator[MakeClient]:
             secrets,
             clock=lambda: NOW,
             rng=random.Random(0),
+            tracer=tracer,
             backoff=Backoff(first_seconds=0.001, longest_seconds=0.002),
         )
         made.append(client)
@@ -130,6 +147,21 @@ async def test_a_score_comes_with_its_parts_and_reasons(
     assert headers["X-Team"] == "a"
     assert headers["Content-Type"] == "application/json"
     assert not any(name.lower().startswith("webhook-") for name in headers)
+
+
+async def test_a_call_is_a_span_of_the_rollouts_trace_and_the_endpoint_may_join_it(
+    endpoint: Endpoint, make_client: MakeClient, spans: InMemorySpanExporter, tracer: trace.Tracer
+) -> None:
+    client = make_client()
+    await client.call(Call(url=endpoint.url, payload=PAYLOAD))
+    assert spans.get_finished_spans() == ()
+    assert "traceparent" not in endpoint.asked[0][0]
+    with tracer.start_as_current_span("grade") as parent:
+        await client.call(Call(url=endpoint.url, payload=PAYLOAD))
+    (span, _) = spans.get_finished_spans()
+    assert span.name == "ask endpoint"
+    assert span.parent is not None and span.parent.span_id == parent.get_span_context().span_id
+    assert f"-{span.context.span_id:016x}-" in endpoint.asked[1][0]["traceparent"]
 
 
 async def test_sub_rewards_are_parts(endpoint: Endpoint, make_client: MakeClient) -> None:

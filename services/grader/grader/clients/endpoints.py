@@ -9,15 +9,20 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
+
+from opentelemetry import propagate, trace
+from opentelemetry.trace import SpanKind
 
 from eventbus.backoff import Backoff
 from grader.clients.outages import Outages
 from grader.clients.signing import Secrets, signed_headers
 from grader.instruments.endpoints import Call, Reply
 from grader.results import GradingFaultError
+from servicekit import attributes
 from trajectory.types import GraderErrorKind
 
 BACKOFF = Backoff(first_seconds=0.3, longest_seconds=5.0)
@@ -82,6 +87,7 @@ class EndpointClient:
         *,
         clock: Callable[[], float],
         rng: random.Random,
+        tracer: trace.Tracer,
         backoff: Backoff = BACKOFF,
     ) -> None:
         """Connect on first use.
@@ -91,12 +97,14 @@ class EndpointClient:
             secrets: signing keys.
             clock: seconds since the epoch, for signatures.
             rng: for jitter.
+            tracer: makes a span per call, in the trace of the rollout.
             backoff: waits between tries.
         """
         self._transports = transports
         self._secrets = secrets
         self._clock = clock
         self._rng = rng
+        self._tracer = tracer
         self._backoff = backoff
         self._outages = Outages()
 
@@ -117,7 +125,8 @@ class EndpointClient:
                 f"{endpoint} did not answer lately and is being asked by another grading"
             )
         try:
-            reply = await self._tried(call)
+            with self._span(endpoint):
+                reply = await self._tried(call)
         except TryAgain as again:
             self._outages.answered(endpoint) if again.up else self._outages.failed(endpoint)
             raise again.fault from again.__cause__
@@ -127,6 +136,16 @@ class EndpointClient:
         self._outages.answered(endpoint)
         return reply
 
+    def _span(self, endpoint: str) -> AbstractContextManager[trace.Span]:
+        """A span under the grading's; none where there is no trace to continue."""
+        if not trace.get_current_span().get_span_context().is_valid:
+            return nullcontext(trace.INVALID_SPAN)
+        return self._tracer.start_as_current_span(
+            attributes.SPAN_ENDPOINT,
+            kind=SpanKind.CLIENT,
+            attributes={attributes.SERVER_ADDRESS: endpoint},
+        )
+
     async def _tried(self, call: Call) -> Reply:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + call.timeout_seconds
@@ -134,6 +153,8 @@ class EndpointClient:
         message_id = _message_id(call.url, body)
         key = self._secrets.key(call.secret_name) if call.secret_name else None
         transport = self._transports[urlsplit(call.url).scheme]
+        traced: dict[str, str] = {}
+        propagate.inject(traced)
         tries = 0
         while True:
             tries += 1
@@ -143,7 +164,7 @@ class EndpointClient:
             message = Message(
                 message_id=message_id,
                 body=body,
-                headers={**call.headers, **signed},
+                headers={**call.headers, **traced, **signed},
                 timeout_seconds=max(0.001, deadline - loop.time()),
             )
             try:

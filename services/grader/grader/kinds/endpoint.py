@@ -43,6 +43,8 @@ _TAKEN = (
     "content-type",
     "host",
     "te",
+    "traceparent",
+    "tracestate",
     "trailer",
     "transfer-encoding",
     "upgrade",

@@ -92,6 +92,8 @@ class ResultCount:
     result: str
     """success, unjudged, a kind of shortfall, or infrastructure."""
     num: int
+    example: str
+    """The rollout_id of one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +209,7 @@ class ArchiveReader:
             rows = connection.execute(
                 "SELECT phase, step, CASE WHEN outcome = 'failed' OR kind = 'polluted' THEN 'infrastructure' "
                 "WHEN kind <> '' THEN kind WHEN outcome = 'scored' THEN 'success' ELSE 'unjudged' END "
-                "AS result, count(*) AS num FROM rollouts WHERE run_id = ? AND outcome <> 'open' "
+                "AS result, count(*) AS num, min(rollout_id) AS example FROM rollouts WHERE run_id = ? AND outcome <> 'open' "
                 "GROUP BY phase, step, result ORDER BY min(first_position)",
                 (run_id,),
             )

@@ -1,7 +1,7 @@
-"""The part of a run's page that says why rollouts did not succeed, step by step."""
+"""The part of a run's page that says why rollouts did not succeed, step by step, each count with an example."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from console.archive_reader import ResultCount
 from console.markup import Child, tag
@@ -25,20 +25,27 @@ EXTRACTION_ALARM = 0.02
 MAX_STEPS = 20
 
 
-def errors_section(found: Sequence[ResultCount]) -> Child:
-    """Shows both accuracies and the counts of the last steps; nothing while no rollout has ended."""
+def errors_section(found: Sequence[ResultCount], link: Callable[[str], str]) -> Child:
+    """Shows both accuracies and the counts of the last steps; nothing while no rollout has ended.
+
+    Args:
+        found: counts in the order of the log.
+        link: the address of a rollout's page.
+    """
     if not found:
         return None
-    total: Counter[str] = Counter()
-    by_step: dict[str, Counter[str]] = {}
+    by_step: dict[str, list[ResultCount]] = {}
     for count in found:
-        total[count.result] += count.num
         name = f"{count.phase} {count.step}" if count.phase else "not said"
-        by_step.setdefault(name, Counter())[count.result] += count.num
+        by_step.setdefault(name, []).append(count)
     shown = list(by_step.items())[-MAX_STEPS:]
-    rows = [_row(name, counts) for name, counts in [("all", total), *shown]]
+    rows = [_row(name, counts, link) for name, counts in [("all", found), *shown]]
     heads = [("Step", "t"), *((result.replace("_", " "), "n") for result in RESULTS)]
-    return tag("h2", "Why rollouts did not succeed"), _accuracy(total), table(heads, rows, "")
+    return (
+        tag("h2", "Why rollouts did not succeed"),
+        _accuracy(_totals(found)),
+        table(heads, rows, ""),
+    )
 
 
 def _accuracy(total: Mapping[str, int]) -> Child:
@@ -58,5 +65,20 @@ def _accuracy(total: Mapping[str, int]) -> Child:
     return tag("p", f"{text}.", class_="quiet")
 
 
-def _row(name: str, counts: Mapping[str, int]) -> list[Child]:
-    return [name, *(str(counts[result]) if counts[result] else "" for result in RESULTS)]
+def _totals(counts: Sequence[ResultCount]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total[count.result] += count.num
+    return total
+
+
+def _row(name: str, counts: Sequence[ResultCount], link: Callable[[str], str]) -> list[Child]:
+    total = _totals(counts)
+    examples = {count.result: count.example for count in counts}
+    return [
+        name,
+        *(
+            tag("a", str(total[result]), href=link(examples[result])) if total[result] else ""
+            for result in RESULTS
+        ),
+    ]

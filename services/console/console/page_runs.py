@@ -93,7 +93,7 @@ def run_page(
             ("Log", tag("a", "audit", href=f"{run_path(run.run_id)}/audit")),
         ),
         _curves(steps),
-        errors_section(results),
+        errors_section(results, trace_path),
         tag("h2", "Rollouts"),
         _chips(where, counts),
         _rollout_table(rollouts),

@@ -15,16 +15,20 @@ from console.page_errors import MAX_STEPS, errors_section
 
 
 def counted(result: str, num: int, step: int = 0) -> ResultCount:
-    return ResultCount(phase="train", step=step, result=result, num=num)
+    return ResultCount(phase="train", step=step, result=result, num=num, example=f"{result}-{step}")
 
 
 def text_of(*found: ResultCount) -> str:
-    section: Any = errors_section(found)
-    return re.sub(r"<[^>]+>", " ", str(join(*section)))
+    return re.sub(r"<[^>]+>", " ", html_of(*found))
+
+
+def html_of(*found: ResultCount) -> str:
+    section: Any = errors_section(found, lambda rollout_id: f"/trace/{rollout_id}")
+    return str(join(*section))
 
 
 def test_nothing_is_shown_before_a_rollout_has_ended() -> None:
-    assert errors_section([]) is None
+    assert errors_section([], str) is None
 
 
 def test_accuracy_with_and_without_answers_that_could_not_be_read() -> None:
@@ -52,6 +56,12 @@ def test_long_runs_show_their_last_steps() -> None:
     text = text_of(*(counted("success", 1, step) for step in range(MAX_STEPS + 5)))
     assert "train 4 " not in text
     assert "train 5 " in text and f"train {MAX_STEPS + 4} " in text
+
+
+def test_each_count_leads_to_an_example() -> None:
+    html = html_of(counted("budget", 3, step=1), counted("budget", 2, step=2))
+    assert '<a href="/trace/budget-1">3</a>' in html
+    assert '<a href="/trace/budget-2">2</a>' in html
 
 
 def test_archive_types_every_ended_rollout(
@@ -83,4 +93,5 @@ def test_archive_types_every_ended_rollout(
     run_writer.request(still_open, sample=99)
     archive.write([archived_event(i, e) for i, e in enumerate(run_writer.envelopes, start=1)], [])
     found = {count.result: count.num for count in reader.result_counts("run-1")}
+    assert all(reader.rollout(count.example) for count in reader.result_counts("run-1"))
     assert found == {"success": 1, "budget": 1, "extraction": 1, "infrastructure": 2, "unjudged": 1}

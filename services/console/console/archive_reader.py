@@ -209,8 +209,8 @@ class ArchiveReader:
             rows = connection.execute(
                 "SELECT phase, step, CASE WHEN outcome = 'failed' OR kind = 'polluted' THEN 'infrastructure' "
                 "WHEN kind <> '' THEN kind WHEN outcome = 'scored' THEN 'success' ELSE 'unjudged' END "
-                "AS result, count(*) AS num, min(rollout_id) AS example FROM rollouts WHERE run_id = ? AND outcome <> 'open' "
-                "GROUP BY phase, step, result ORDER BY min(first_position)",
+                "AS result, count(*) AS num, min(rollout_id) AS example FROM rollouts "
+                "WHERE run_id = ? AND outcome <> 'open' GROUP BY phase, step, result ORDER BY min(first_position)",
                 (run_id,),
             )
             return [ResultCount(**row) for row in rows]

@@ -193,7 +193,8 @@ def test_runs_and_their_rollouts_are_listed_and_filtered(
     assert "reward/mean" in shown
     assert demo.scored_id[-12:] in shown and demo.failed_id[-12:] in shown
     failed = page(site, "/runs/run-1?outcome=failed&phase=train&step=0")
-    assert demo.scored_id[-12:] not in failed and demo.failed_id[-12:] in failed
+    assert f">...{demo.scored_id[-12:]}<" in shown
+    assert f">...{demo.scored_id[-12:]}<" not in failed and demo.failed_id[-12:] in failed
 
 
 def test_long_lists_go_on_on_a_next_page(archive: Archive, site: Site, run_writer: Any) -> None:

@@ -6,9 +6,11 @@ contains the right value, or a range around it never passes.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
+from grader.answer.quick import approximate
 from grader.answer.symbolic import Symbolic, SymbolicVerdict
 from grader.answer.units import COMPOUND_UNITS, same_unit
 from grader.answer.values import (
@@ -47,6 +49,28 @@ _CHOICE_LED = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far a stated number may be from the reference: the larger of both bounds counts."""
+
+    absolute: Fraction = Fraction(0)
+    relative: Fraction = Fraction(0)
+    """Of the reference's magnitude."""
+
+    def allows(self, gold: Fraction, stated: Fraction) -> bool:
+        """Whether a stated number is near enough."""
+        return abs(gold - stated) <= max(self.absolute, self.relative * abs(gold))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a comparison may use."""
+
+    symbolic: Symbolic
+    tolerance: Tolerance | None = None
+    """None: numbers must be equal."""
+
+
 class Equality(StrEnum):
     """What a comparison found."""
 
@@ -58,12 +82,12 @@ class Equality(StrEnum):
     """The stated answer could not be read well enough to say."""
 
 
-def compare(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
+def compare(gold: Value, stated: Value, means: Means) -> Equality:
     """Compare a reference with a stated answer."""
     if isinstance(gold, Named) or isinstance(stated, Named):
-        return _compare_named(gold, stated, symbolic)
+        return _compare_named(gold, stated, means)
     if isinstance(gold, Number) and isinstance(stated, Number):
-        return _equality(_same_number(gold, stated))
+        return _equality(_same_number(gold, stated, means.tolerance))
     if isinstance(gold, Text):
         return _compare_text(gold, stated)
     if isinstance(gold, Ratio) and isinstance(stated, Range):
@@ -73,20 +97,20 @@ def compare(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
             gold.parts == stated.parts and (gold.suffix == stated.suffix or not gold.suffix)
         )
     if isinstance(gold, Range) and isinstance(stated, Range):
-        same = _same_number(gold.low, stated.low) and _same_number(gold.high, stated.high)
-        return _equality(same)
+        ends = ((gold.low, stated.low), (gold.high, stated.high))
+        return _equality(all(_same_number(*end, means.tolerance) for end in ends))
     if isinstance(gold, Matrix) and isinstance(stated, Matrix):
-        return _compare_rows(gold, stated, symbolic)
+        return _compare_rows(gold, stated, means)
     if isinstance(gold, Equation) and isinstance(stated, Equation):
-        return _ask(symbolic, "equation", _sides(gold), _sides(stated))
+        return _ask(means, "equation", _sides(gold), _sides(stated))
     if isinstance(gold, Interval | Ordered | Union | Many):
-        return _compare_collection(gold, stated, symbolic)
+        return _compare_collection(gold, stated, means)
     if isinstance(stated, Ordered) and len(stated.items) == 1:
-        return compare(gold, stated.items[0], symbolic)
+        return compare(gold, stated.items[0], means)
     if isinstance(stated, Many):
         return Equality.UNREADABLE if _is_compound(stated) else Equality.HEDGED
     if isinstance(gold, Expression) or isinstance(stated, Expression):
-        return _compare_expression(gold, stated, symbolic)
+        return _compare_expression(gold, stated, means)
     if isinstance(stated, Text):
         unclear = any(c.isdigit() for c in stated.text) and isinstance(gold, Number)
         return Equality.UNREADABLE if unclear else Equality.DIFFERENT
@@ -124,9 +148,11 @@ def _is_compound(value: Many) -> bool:
     return any(family.issuperset(units) for family in COMPOUND_UNITS)
 
 
-def _same_number(gold: Number, stated: Number) -> bool:
+def _same_number(gold: Number, stated: Number, tolerance: Tolerance | None) -> bool:
     if not same_unit(gold.unit, stated.unit):
         return False
+    if tolerance is not None and tolerance.allows(gold.value, stated.value):
+        return True
     if gold.value == stated.value:
         return True
     return _rounds_to(gold, stated) or _rounds_to(stated, gold)
@@ -160,16 +186,16 @@ def _compare_text(gold: Text, stated: Value) -> Equality:
     )
 
 
-def _compare_named(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
+def _compare_named(gold: Value, stated: Value, means: Means) -> Equality:
     if isinstance(gold, Equation) or isinstance(stated, Equation):
         if isinstance(gold, Equation | Named) and isinstance(stated, Equation | Named):
-            return _ask(symbolic, "equation", _sides(gold), _sides(stated))
+            return _ask(means, "equation", _sides(gold), _sides(stated))
         return Equality.DIFFERENT
     if isinstance(gold, Named) and isinstance(stated, Named):
         first, second = gold.name.replace(" ", ""), stated.name.replace(" ", "")
         if first != second and max(len(first), len(second)) == 1:
             return Equality.DIFFERENT
-    return compare(_unnamed(gold), _unnamed(stated), symbolic)
+    return compare(_unnamed(gold), _unnamed(stated), means)
 
 
 def _unnamed(value: Value) -> Value:
@@ -182,11 +208,11 @@ def _sides(value: Equation | Named) -> str:
     return f"{value.name} - ({_latex(value.value)})"
 
 
-def _compare_rows(gold: Matrix, stated: Matrix, symbolic: Symbolic) -> Equality:
+def _compare_rows(gold: Matrix, stated: Matrix, means: Means) -> Equality:
     if [len(row) for row in gold.rows] != [len(row) for row in stated.rows]:
         return Equality.DIFFERENT
     pairs = [
-        compare(wanted, given, symbolic)
+        compare(wanted, given, means)
         for gold_row, stated_row in zip(gold.rows, stated.rows, strict=True)
         for wanted, given in zip(gold_row, stated_row, strict=True)
     ]
@@ -201,36 +227,36 @@ def _all(found: Sequence[Equality]) -> Equality:
     return Equality.UNREADABLE
 
 
-def _compare_collection(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
+def _compare_collection(gold: Value, stated: Value, means: Means) -> Equality:
     if isinstance(gold, Interval) and isinstance(stated, Interval):
-        return _compare_intervals(gold, stated, symbolic)
+        return _compare_intervals(gold, stated, means)
     if isinstance(gold, Interval) or isinstance(stated, Interval):
         other = stated if isinstance(gold, Interval) else gold
         interval = _as_interval(other)
         if interval is None:
             return Equality.DIFFERENT
         if isinstance(gold, Interval):
-            return _compare_intervals(gold, interval, symbolic)
+            return _compare_intervals(gold, interval, means)
         assert isinstance(stated, Interval)
-        return _compare_intervals(interval, stated, symbolic)
+        return _compare_intervals(interval, stated, means)
     coordinates = _coordinates(gold if isinstance(stated, Ordered) else stated)
     if coordinates is not None and isinstance(stated, Ordered):
-        return _compare_collection(coordinates, stated, symbolic)
+        return _compare_collection(coordinates, stated, means)
     if coordinates is not None and isinstance(gold, Ordered):
-        return _compare_collection(gold, coordinates, symbolic)
+        return _compare_collection(gold, coordinates, means)
     if isinstance(gold, Ordered) and isinstance(stated, Ordered):
         if (gold.opening, gold.closing) != (stated.opening, stated.closing):
             return Equality.DIFFERENT
         if len(gold.items) != len(stated.items):
             return Equality.DIFFERENT
         pairs = zip(gold.items, stated.items, strict=True)
-        return _all([compare(wanted, given, symbolic) for wanted, given in pairs])
+        return _all([compare(wanted, given, means) for wanted, given in pairs])
     if isinstance(gold, Union) and isinstance(stated, Union):
-        return _match(gold.parts, stated.parts, symbolic)
+        return _match(gold.parts, stated.parts, means)
     if isinstance(gold, Many) and isinstance(stated, Many):
-        return _match(gold.items, stated.items, symbolic)
+        return _match(gold.items, stated.items, means)
     if isinstance(gold, Many) and len(gold.items) == 1:
-        return compare(gold.items[0], stated, symbolic)
+        return compare(gold.items[0], stated, means)
     return Equality.DIFFERENT
 
 
@@ -247,17 +273,17 @@ def _coordinates(value: Value) -> Ordered | None:
     return Ordered(opening="(", items=tuple(item.value for item in named), closing=")")
 
 
-def _match(gold: tuple[Value, ...], stated: tuple[Value, ...], symbolic: Symbolic) -> Equality:
+def _match(gold: tuple[Value, ...], stated: tuple[Value, ...], means: Means) -> Equality:
     """Whether two collections hold the same values, in any order and repeated or not."""
     unclear = False
     for wanted in gold:
-        found = [compare(wanted, given, symbolic) for given in stated]
+        found = [compare(wanted, given, means) for given in stated]
         if Equality.EQUAL not in found:
             if Equality.UNREADABLE not in found:
                 return Equality.DIFFERENT
             unclear = True
     for given in stated:
-        found = [compare(wanted, given, symbolic) for wanted in gold]
+        found = [compare(wanted, given, means) for wanted in gold]
         if Equality.EQUAL not in found:
             if Equality.UNREADABLE not in found:
                 return Equality.DIFFERENT
@@ -285,7 +311,7 @@ def _is_infinite(value: Value) -> bool:
     )
 
 
-def _compare_intervals(gold: Interval, stated: Interval, symbolic: Symbolic) -> Equality:
+def _compare_intervals(gold: Interval, stated: Interval, means: Means) -> Equality:
     if (gold.low_closed, gold.high_closed) != (stated.low_closed, stated.high_closed):
         return Equality.DIFFERENT
     if gold.variable and stated.variable and gold.variable.strip() != stated.variable.strip():
@@ -295,11 +321,11 @@ def _compare_intervals(gold: Interval, stated: Interval, symbolic: Symbolic) -> 
         if (wanted is None) != (given is None):
             return Equality.DIFFERENT
         if wanted is not None and given is not None:
-            found.append(compare(wanted, given, symbolic))
+            found.append(compare(wanted, given, means))
     return _all(found)
 
 
-def _compare_expression(gold: Value, stated: Value, symbolic: Symbolic) -> Equality:
+def _compare_expression(gold: Value, stated: Value, means: Means) -> Equality:
     if isinstance(stated, Text):
         return (
             Equality.DIFFERENT if not any(c.isdigit() for c in stated.text) else Equality.UNREADABLE
@@ -311,17 +337,21 @@ def _compare_expression(gold: Value, stated: Value, symbolic: Symbolic) -> Equal
     if not same_unit(_unit(gold), _unit(stated)):
         return Equality.DIFFERENT
     left, right = _latex(gold), _latex(stated)
+    if means.tolerance is not None:
+        wanted, given = approximate(left), approximate(right)
+        if wanted is not None and given is not None and means.tolerance.allows(wanted, given):
+            return Equality.EQUAL
     if left.replace(" ", "") == right.replace(" ", ""):
         return Equality.EQUAL
-    return _ask(symbolic, "value", left, right)
+    return _ask(means, "value", left, right)
 
 
 def _unit(value: Value) -> str:
     return value.unit if isinstance(value, Number | Expression) else ""
 
 
-def _ask(symbolic: Symbolic, kind: str, gold: str, stated: str) -> Equality:
-    verdict = symbolic.compare(kind, gold, stated)
+def _ask(means: Means, kind: str, gold: str, stated: str) -> Equality:
+    verdict = means.symbolic.compare(kind, gold, stated)
     if verdict is SymbolicVerdict.EQUAL:
         return Equality.EQUAL
     if verdict is SymbolicVerdict.DIFFERENT:

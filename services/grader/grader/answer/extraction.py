@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from grader.answer.markers import CHOSEN, NOT_AN_ANSWER, RUN_ON, STATED
 from grader.answer.spans import clip_span, is_blank, keep_factorial, tail_after
@@ -45,6 +46,14 @@ class Extraction:
     """The answer was announced, and then nothing came."""
 
 
+class Extractor(Protocol):
+    """Finds the final answer of a response."""
+
+    def __call__(self, response: str, *, stated_only: bool) -> Extraction:
+        """Find it; with `stated_only` an unmarked number is none."""
+        ...
+
+
 def extract(response: str, *, stated_only: bool = False) -> Extraction:
     """Find the final answer of a response.
 
@@ -52,17 +61,17 @@ def extract(response: str, *, stated_only: bool = False) -> Extraction:
         response: the text of the agent's last message.
         stated_only: take no unmarked number; for a message that was cut off or still calls tools.
     """
-    text = _own_words(response)
-    statements = sorted(_statements(text), key=lambda s: s.position)
+    text = own_words(response)
+    statements = sorted(statements_in(text), key=lambda s: s.position)
     useful = [s for s in statements if not is_blank(s.text)]
     if useful:
-        return Extraction(statement=_last(useful), blank=False)
+        return Extraction(statement=last_of(useful), blank=False)
     if statements or stated_only:
         return Extraction(statement=None, blank=bool(statements))
     return Extraction(statement=unmarked(text), blank=False)
 
 
-def _own_words(response: str) -> str:
+def own_words(response: str) -> str:
     """Return the response without thinking and without what follows an invented question."""
     text = response[-MAX_RESPONSE:]
     ends = list(_THINK_END.finditer(text))
@@ -74,12 +83,12 @@ def _own_words(response: str) -> str:
             text = text[: start.start()]
     for match in list(RUN_ON.finditer(text))[:MAX_STATEMENTS]:
         before = text[: match.start()]
-        if any(not is_blank(s.text) for s in _statements(before)) or unmarked(before) is not None:
+        if any(not is_blank(s.text) for s in statements_in(before)) or unmarked(before) is not None:
             return before
     return text
 
 
-def _last(statements: list[Statement]) -> Statement:
+def last_of(statements: list[Statement]) -> Statement:
     """The last statement; a remark such as "the answer is correct" does not replace an answer with digits."""
     for statement in reversed(statements):
         weak = statement.source in ("answer", "foreign", "chinese")
@@ -110,7 +119,8 @@ def _joined_boxes(last: Statement, statements: list[Statement]) -> Statement:
     return Statement(text=text, line=text, source="box", position=last.position)
 
 
-def _statements(text: str) -> Iterator[Statement]:
+def statements_in(text: str) -> Iterator[Statement]:
+    """Yield the statements of every form, form by form."""
     if "\\" in text:
         yield from _boxes(text)
     if "<" in text:

@@ -8,8 +8,16 @@ masked, kind extraction, and has no vote.
 import re
 from dataclasses import dataclass, replace
 
-from grader.answer.compare import Equality, choice_of, compare, plain_text, verdict_of
-from grader.answer.extraction import extract
+from grader.answer.compare import (
+    Equality,
+    Means,
+    Tolerance,
+    choice_of,
+    compare,
+    plain_text,
+    verdict_of,
+)
+from grader.answer.extraction import Extractor, extract
 from grader.answer.normalize import normalize
 from grader.answer.reading import MAX_SPAN, read
 from grader.answer.spans import keep_factorial, unwrap_mathematics
@@ -46,7 +54,13 @@ class AnswerJudgement:
 
 
 def judge_answer(
-    response: str, reference: str, symbolic: Symbolic, *, stated_only: bool = False
+    response: str,
+    reference: str,
+    symbolic: Symbolic,
+    *,
+    stated_only: bool = False,
+    extractor: Extractor = extract,
+    tolerance: Tolerance | None = None,
 ) -> AnswerJudgement:
     """Judge a response against a reference.
 
@@ -55,6 +69,8 @@ def judge_answer(
         reference: the right answer in any notation.
         symbolic: compares formulas.
         stated_only: take no unmarked number, because the message was cut off or still calls tools.
+        extractor: finds the answer in the response.
+        tolerance: how far a stated number may be from the reference; None: not at all.
 
     Raises:
         ReferenceUnreadableError: the reference is blank or too long.
@@ -63,7 +79,8 @@ def judge_answer(
         boxed = extract(reference[:MAX_SPAN]).statement
         reference = boxed.text if boxed is not None else reference
     gold = _read_reference(reference)
-    extraction = extract(response, stated_only=stated_only)
+    means = Means(symbolic=symbolic, tolerance=tolerance)
+    extraction = extractor(response, stated_only=stated_only)
     statement = extraction.statement
     if statement is not None and _is_remark(statement, gold):
         statement = None
@@ -81,10 +98,10 @@ def judge_answer(
     if statement.source == "box percent" and isinstance(gold, Number):
         # The sign is part of the answer or the words around it; the reference tells.
         percent = replace(statement, text=f"{statement.text}%")
-        found = _compare_statement(gold, reference, percent, symbolic)
+        found = _compare_statement(gold, reference, percent, means)
         if found is Equality.EQUAL:
             return _judgement(found, percent, reference)
-    found = _compare_statement(gold, reference, statement, symbolic)
+    found = _compare_statement(gold, reference, statement, means)
     return _judgement(found, statement, reference)
 
 
@@ -106,9 +123,7 @@ def _is_remark(statement: Statement, gold: Value) -> bool:
     return isinstance(read(normalize(statement.text)), Text)
 
 
-def _compare_statement(
-    gold: Value, reference: str, statement: Statement, symbolic: Symbolic
-) -> Equality:
+def _compare_statement(gold: Value, reference: str, statement: Statement, means: Means) -> Equality:
     span = statement.text
     if len(span) > MAX_SPAN:
         return Equality.UNREADABLE
@@ -126,38 +141,38 @@ def _compare_statement(
     stated = read(normal, listed=isinstance(gold, Many | Ordered))
     if stated is None:
         return Equality.UNREADABLE
-    found = compare(gold, stated, symbolic)
+    found = compare(gold, stated, means)
     if found is not Equality.EQUAL and _DECIMAL_COMMA.fullmatch(reference.strip()):
         # Two digits after a single comma may be decimals as well as a second number.
         decimal = read(normalize(reference))
         if isinstance(decimal, Number) and isinstance(read(normal), Number):
-            found = compare(decimal, stated, symbolic)
+            found = compare(decimal, stated, means)
     if found is Equality.HEDGED and isinstance(stated, Many) and " or " in normal:
-        same = all(compare(gold, item, symbolic) is Equality.EQUAL for item in stated.items)
+        same = all(compare(gold, item, means) is Equality.EQUAL for item in stated.items)
         return Equality.EQUAL if same else found
     if found is Equality.DIFFERENT and isinstance(gold, Number) and isinstance(stated, Text):
-        found = _inside(gold, normal, symbolic) or found
+        found = _inside(gold, normal, means) or found
     if found is Equality.UNREADABLE and not isinstance(stated, Expression):
-        return _inside(gold, normal, symbolic) or found
+        return _inside(gold, normal, means) or found
     return found
 
 
-def _inside(gold: Value, span: str, symbolic: Symbolic) -> Equality | None:
+def _inside(gold: Value, span: str, means: Means) -> Equality | None:
     """Fallback for a statement in prose: what follows `is`, or its only number; None if neither decides."""
     inner = _INNER.search(span)
     if inner:
         value = read(inner.group(1))
         if value is not None and not isinstance(value, Text):
-            found = compare(gold, value, symbolic)
+            found = compare(gold, value, means)
             return None if found is Equality.UNREADABLE else found
     numbers = list(_NUMBERS.finditer(span))
     if len(numbers) != 1 or _HEDGE.search(span) or not isinstance(gold, Number):
         return None
     value = read(span[numbers[0].start() :])
     if isinstance(value, Number):
-        return compare(gold, value, symbolic)
+        return compare(gold, value, means)
     value = read(numbers[0].group())
-    return compare(Number(value=gold.value), value, symbolic) if value is not None else None
+    return compare(Number(value=gold.value), value, means) if value is not None else None
 
 
 def _judgement(found: Equality, statement: Statement, reference: str) -> AnswerJudgement:

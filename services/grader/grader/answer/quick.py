@@ -8,6 +8,7 @@ import cmath
 import hashlib
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 
 from grader.answer.formula import DeclinedError, Node, parse_formula
 from grader.answer.normal_form import normal_form, proportional, same
@@ -16,6 +17,7 @@ NUM_POINTS = 2
 """Points at which formulas with opaque parts are compared."""
 CLEAR = 1e-6
 """Relative difference at a point that is no rounding."""
+_CONSTANTS: Mapping[str, complex] = {"\\pi": math.pi, "e": math.e}
 _CALLS: Mapping[str, Callable[[complex], complex]] = {
     "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "arcsin": cmath.asin, "arccos": cmath.acos,
     "arctan": cmath.atan, "sinh": cmath.sinh, "cosh": cmath.cosh, "tanh": cmath.tanh, "ln": cmath.log,
@@ -42,11 +44,20 @@ def compare_quickly(kind: str, left: str, right: str) -> bool | None:
         return None
 
 
+def approximate(latex: str) -> Fraction | None:
+    """Return the real value of a formula without variables, to 12 digits; None if it has none."""
+    try:
+        node = parse_formula(latex)
+        value = _value(node, _CONSTANTS, None)
+    except (DeclinedError, ArithmeticError):
+        return None
+    return Fraction(f"{value.real:.12g}") if abs(value.imag) <= 1e-9 * abs(value) else None
+
+
 def _differ(first: Node, second: Node) -> bool:
     """Whether two formulas have clearly different real values at some point."""
     for point in range(NUM_POINTS):
-        known: dict[str, complex] = {"\\pi": math.pi, "e": math.e}
-        left, right = _value(first, known, point), _value(second, known, point)
+        left, right = _value(first, _CONSTANTS, point), _value(second, _CONSTANTS, point)
         size = max(abs(left), abs(right))
         if not 1e-6 < size < 1e9 or max(abs(left.imag), abs(right.imag)) > 1e-9 * size:
             return False
@@ -55,7 +66,7 @@ def _differ(first: Node, second: Node) -> bool:
     return False
 
 
-def _value(node: Node, known: Mapping[str, complex], point: int) -> complex:
+def _value(node: Node, known: Mapping[str, complex], point: int | None) -> complex:
     """Evaluate a formula; no intermediate value may be so large that rounding matters.
 
     Raises:
@@ -64,8 +75,8 @@ def _value(node: Node, known: Mapping[str, complex], point: int) -> complex:
     if node.kind == "num":
         value: complex = float(node.value)
     elif node.kind == "sym":
-        if node.name == "i":
-            raise DeclinedError("complex numbers")
+        if node.name == "i" or (point is None and node.name not in known):
+            raise DeclinedError("no real value")
         value = known[node.name] if node.name in known else _sampled(node.name, point)
     else:
         value = _operation(node, [_value(part, known, point) for part in node.parts])
@@ -90,7 +101,7 @@ def _operation(node: Node, parts: list[complex]) -> complex:
     raise DeclinedError(f"{node.kind} {node.name} is not evaluated here")
 
 
-def _sampled(name: str, point: int) -> float:
+def _sampled(name: str, point: int | None) -> float:
     """A value between 1.2 and 3.2 that depends on nothing but the name and the point."""
     digest = hashlib.sha256(f"{name} {point}".encode()).digest()
     return 1.2 + 2 * int.from_bytes(digest[:4], "big") / 2**32

@@ -12,5 +12,6 @@ class Statement:
     line: str
     """What the span was cut from."""
     source: str
-    """final, hash, box, box percent (a percent sign behind the box), tag, json, answer, foreign, chinese, choice, correction, whole, result, last or pattern."""
+    """final, hash, box, box percent (a percent sign is behind the box), tag, json, answer, foreign, chinese, choice,
+    correction, whole, result, last or pattern."""
     position: int

@@ -42,6 +42,22 @@ class Symbolic(Protocol):
         ...
 
 
+class SymbolicNeededError(Exception):
+    """Formulas would have to be compared."""
+
+
+class NoSymbolic:
+    """Compares nothing; for a first try that must not take long."""
+
+    def compare(self, kind: str, left: str, right: str) -> SymbolicVerdict:
+        """Raise.
+
+        Raises:
+            SymbolicNeededError: always.
+        """
+        raise SymbolicNeededError
+
+
 class SymbolicProcess:
     """The checker in child processes; safe to share between threads.
 

@@ -19,28 +19,28 @@ GOLD_FIELDS = ("gold", "solution")
 
 
 def gold_of(
-    task: Task, grader: GraderFile, *, source: str, gold_field: str | None
+    task: Task, grader: GraderFile, *, place: str, gold_field: str | None
 ) -> tuple[ChatMessage, ...]:
     """Returns the gold answer.
 
     Raises:
-        CliError: there is none, or it cannot be read; names file, task and field.
+        CliError: there is none, or it cannot be read; names the row (`place`) and the field.
     """
     names = [gold_field] if gold_field else [n for n in GOLD_FIELDS if n in task.reference]
     if names:
-        return _said(_value(task, names[0], source), f"{source}: task {task.task_id}: {names[0]}")
+        return _said(_value(task, names[0], place), f"{place}: {names[0]}")
     answers, calls = grader.fields_at("reference"), grader.fields_at("expected")
     if not answers and not calls:
         raise CliError(
-            f"{source}: task {task.task_id} has neither {' nor '.join(GOLD_FIELDS)}, and the grader's "
-            "reference reads no field of it; name the field of the gold answer by --gold FIELD",
+            f"{place}: the task has neither {' nor '.join(GOLD_FIELDS)}, and the grader's reference "
+            "reads no field of it; name the field of the gold answer by --gold FIELD",
             USAGE,
         )
     messages: tuple[ChatMessage, ...] = ()
     for name in calls[:1]:
-        messages += _calls(_value(task, name, source), f"{source}: task {task.task_id}: {name}")
+        messages += _calls(_value(task, name, place), f"{place}: {name}")
     for name in answers[:1]:
-        messages += (_text(_value(task, name, source)),)
+        messages += (_text(_value(task, name, place)),)
     return messages or (ChatMessage(role=Role.ASSISTANT),)
 
 
@@ -50,13 +50,11 @@ def shown(gold: tuple[ChatMessage, ...]) -> str:
     return " ".join([*calls, gold[-1].text]).strip()
 
 
-def _value(task: Task, name: str, source: str) -> object:
+def _value(task: Task, name: str, place: str) -> object:
     value = field_value(task.reference, name)
     if value is None:
         has = ", ".join(task.reference) or "none"
-        raise CliError(
-            f"{source}: task {task.task_id}: {name}: missing; its reference fields are {has}", USAGE
-        )
+        raise CliError(f"{place}: {name}: missing; the row's reference fields are {has}", USAGE)
     return value
 
 

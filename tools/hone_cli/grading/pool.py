@@ -53,12 +53,8 @@ async def pooled(
         for task in (*workers, leaving):
             task.cancel()
         await asyncio.gather(*workers, leaving, return_exceptions=True)
-    return complete and not leaving_won(leaving)
-
-
-def leaving_won(leaving: "asyncio.Future[None]") -> bool:
-    """Whether the second press came before the work was done."""
-    return leaving.done() and not leaving.cancelled()
+    left = leaving.done() and not leaving.cancelled()
+    return complete and not left
 
 
 async def _first_end(

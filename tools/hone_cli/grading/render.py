@@ -76,7 +76,9 @@ def errors_text(report: ErrorReport) -> str:
 
 def validation_text(found: Validated) -> str:
     """Lays out what the grader got wrong."""
-    lines = [f"{safe(m.task_id)}: {m.check}: {safe(m.text)}" for m in found.mistakes]
+    lines = [
+        f"{safe(m.row_id)} ({safe(m.task_id)}): {m.check}: {safe(m.text)}" for m in found.mistakes
+    ]
     wrong = len({mistake.row_id for mistake in found.mistakes})
     if not found.mistakes:
         verdict = "each gold answer scores at the top, no empty or other answer does"

@@ -114,8 +114,8 @@ async def validate_file(
     """
     async with open_desk(book) as desk:
         check_definition(desk, grader)
-        tasks = tasks_of_file(read_file(path), grader, source=str(path))[: options.limit]
-        probes = probes_of(tasks, grader, source=str(path), gold_field=gold_field)
+        tasks = tasks_of_file(read_file(path), grader, source=str(path))
+        probes = probes_of(tasks, grader, gold_field=gold_field)[: options.limit]
         by_task: dict[str, list[Mistake]] = {}
 
         async def do(probe: Probe) -> tuple[str, list[Mistake]]:

@@ -82,16 +82,19 @@ def works_of_file(data: bytes, grader: GraderFile, *, source: str) -> list[Work]
     return works
 
 
-def tasks_of_file(data: bytes, grader: GraderFile, *, source: str) -> list[Task]:
-    """Reads task rows without responses.
+def tasks_of_file(data: bytes, grader: GraderFile, *, source: str) -> dict[str, Task]:
+    """Reads task rows without responses; returns tasks by file and line.
 
     Raises:
         CliError: the first 20 problems.
     """
     try:
-        return parse_tasks(data, source=source, required=grader.required)
+        tasks = parse_tasks(data, source=source, required=grader.required)
+        lines = [row.line for row in read_rows(data, source)]
     except RowErrors as error:
         raise CliError(str(error), USAGE) from error
+    name = Path(source).name
+    return {f"{name}:{line}": task for line, task in zip(lines, tasks, strict=True)}
 
 
 def record_of(

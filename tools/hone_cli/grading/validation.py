@@ -5,7 +5,7 @@ The opposites are an empty message and the gold answer of another task.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grader.analysis.rows import GradedRow
@@ -48,24 +48,29 @@ class Mistake:
 
 
 def probes_of(
-    tasks: Sequence[Task], grader: GraderFile, *, source: str, gold_field: str | None
+    tasks: Mapping[str, Task], grader: GraderFile, *, gold_field: str | None
 ) -> list[Probe]:
     """Finds each task's gold answer.
+
+    Args:
+        tasks: by row.
+        grader: says which fields hold the gold answer.
+        gold_field: the field that does instead.
 
     Raises:
         CliError: a task has none, or its gold answer cannot be read.
     """
-    golds = [gold_of(task, grader, source=source, gold_field=gold_field) for task in tasks]
+    golds = [gold_of(task, grader, place=row, gold_field=gold_field) for row, task in tasks.items()]
     texts = [shown(gold) for gold in golds]
-    keys = [_key(task, grader) for task in tasks]
+    keys = [_key(task, grader) for task in tasks.values()]
     probes = []
-    for index, (task, gold) in enumerate(zip(tasks, golds, strict=True)):
+    for index, (row_id, task) in enumerate(tasks.items()):
         other = _other(index, texts, keys)
         probes.append(
             Probe(
-                row_id=task.task_id,
+                row_id=row_id,
                 task=task,
-                golds=_ways(gold),
+                golds=_ways(golds[index]),
                 shown=texts[index],
                 other=None if other is None else golds[other],
                 other_shown="" if other is None else texts[other],

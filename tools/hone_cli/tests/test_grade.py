@@ -297,6 +297,9 @@ def test_gold_answer_that_is_refused_is_named_with_what_was_found(files: Any) ->
     mistakes = files.json()["mistakes"]
     assert [(m["task_id"], m["check"]) for m in mistakes] == [("t1", "gold"), ("t2", "gold")]
     assert "'72' does not score 1: score 0" in mistakes[0]["text"]
+    assert files.hone("grade", "g.json", "t.jsonl", "--validate") == 1
+    assert "t.jsonl:2 (t2): gold: the gold answer '5' does not score 1" in files.out
+    assert "2 tasks tried: 2 with a mistake (gold 2, empty 0, other 0)" in files.out
 
 
 def test_grader_that_takes_anything_is_caught_by_empty_and_other_answers(files: Any) -> None:
@@ -364,7 +367,7 @@ def test_answer_that_breaks_the_grader_is_told(files: Any) -> None:
 
 def test_task_without_a_gold_answer_is_said(files: Any) -> None:
     assert validate(files, {**ANSWER, "reference": "72"}, {"prompt": "q", "id": "t"}) == 2
-    assert "task t has neither gold nor solution" in files.err
+    assert "t.jsonl:1: the task has neither gold nor solution" in files.err
     assert "--gold FIELD" in files.err
 
 

@@ -1,7 +1,7 @@
 """Grading boxes: sandboxes of purpose grade in which code of graders runs, away from the agent's own.
 
-A `Room` belongs to the grading of one record. A box that starts `from_agent` is made from a snapshot of the agent's
-sandbox, taken once per room; all that the agent left in it is hostile. The room's boxes end with it.
+A `Room` belongs to the grading of one record. What it has of the agent's comes from a snapshot of the agent's sandbox,
+taken once per room; all of it is hostile. The room's boxes end with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,11 +41,19 @@ class BoxSpec:
     """What a box should be like."""
 
     from_agent: bool = False
-    """Start from the agent's files rather than from a clean template."""
+    """Start from all that the agent left, programs and system files too, rather than from a clean template."""
+    agent_folders: tuple[str, ...] = ()
+    """Folders of the agent's that are copied into a clean box; one that it does not have becomes empty."""
+    template: str = ""
+    """What a clean box starts from; empty means the sandbox service's default."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """By absolute path; written over what is there."""
     memory_bytes: int | None = None
     lifetime_seconds: float = 600.0
+
+
+class FileTooLargeError(Exception):
+    """A file in a box is larger than whoever reads it allows."""
 
 
 class Box(Protocol):
@@ -67,11 +75,24 @@ class Box(Protocol):
         """
         ...
 
+    async def exists(self, path: str) -> bool:
+        """Say whether anything is at a path: a file, a folder, a link.
+
+        Raises:
+            GradingFaultError: the box could not be asked, kind sandbox.
+        """
+        ...
+
     async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes | None:
         """Return a regular file's content; None if there is none.
 
+        Args:
+            path: absolute.
+            max_bytes: at most 3 MiB.
+
         Raises:
-            GradingFaultError: the box could not be asked, or the file is larger, kind sandbox.
+            FileTooLargeError: the file is larger.
+            GradingFaultError: the box could not be asked, kind sandbox.
         """
         ...
 

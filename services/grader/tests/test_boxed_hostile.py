@@ -1,0 +1,169 @@
+"""Code that cheats, hangs or destroys, in real grading boxes: it scores 0 with a kind, soon, and forges nothing."""
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+from hostile_code import HOSTILE
+from real_rooms import RealSuite, real, service
+
+from grader.definition import Definitions
+from grader.instruments.all import Instruments
+from grader.instruments.boxes import Origin
+from grader.results import Graded
+from grader.sample import sample_of
+from trajectory.types import OutcomeKind
+
+__all__ = ["real", "service"]
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 25.0
+"""A hostile grading may take this long: the time limit below, the grace, and a busy machine."""
+
+CHECK = {
+    "type": "tests",
+    "entry_point": "add",
+    "setup": "ZERO = 0",
+    "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert abs(candidate(2, 2) - 4) < 1e-6",
+    "timeout_seconds": 4,
+}
+
+
+async def graded(
+    suite: RealSuite,
+    make_record: Callable[..., object],
+    definition: dict[str, object],
+    text: str = "",
+    origin: Origin | None = None,
+) -> Graded:
+    (member,) = Definitions(package_version="1").parse(json.dumps(definition)).combination.members
+    sample = sample_of(make_record(text))  # type: ignore[arg-type]
+    async with suite.rooms.room(origin) as room:
+        return await member.grader.grade(sample, Instruments(symbolic=None, boxes=room))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_code_that_is_wrong_scores_0_whatever_it_does(
+    real: RealSuite, make_record: Callable[..., object], name: str
+) -> None:
+    begun = time.monotonic()
+    found = await graded(real, make_record, CHECK, f"```python{HOSTILE[name]}```")
+    assert (found.value, found.kind) == (0.0, OutcomeKind.REASONING), found.explanation
+    assert time.monotonic() - begun < SECONDS
+
+
+async def test_code_that_is_right_passes(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    found = await graded(real, make_record, CHECK, "```python\ndef add(a, b): return a + b\n```")
+    assert found.value == 1.0, found.explanation
+
+
+FILE_CHECK = {
+    "type": "tests",
+    "source": "files",
+    "file": "calc.py",
+    "test": "from calc import add\nassert add(1, 2) == 3",
+    "timeout_seconds": 4,
+}
+COMMAND_CHECK = {
+    "type": "tests",
+    "source": "files",
+    "command": ["sh", "check.sh"],
+    "assets": {"check.sh": 'test "$(python3 calc.py)" = 3'},
+    "timeout_seconds": 4,
+}
+EVIL = "#!/bin/sh\nexit 0\n"
+OWN_MODULES = ("json", "sitecustomize", "usercustomize", "os", "types")
+LEFT = {
+    "takes over Python by its own modules": (
+        {
+            f"/work/{name}.py": b"import os\nos._exit(0)"
+            for name in ("json", "sitecustomize", "usercustomize", "os", "types")
+        },
+        (),
+    ),
+    "takes over the loader": (
+        {"/etc/ld.so.preload": b"/work/evil.so", "/work/evil.so": b"x"},
+        ("cp -r /work /root/w; ln -sfn /work/none /lib64; true",),
+    ),
+    "takes over programs": (
+        {"/work/python3": EVIL.encode(), "/work/sh": EVIL.encode()},
+        ("chmod +x /work/*; ln -sfn /work /bin",),
+    ),
+    "leads assets astray": (
+        {"/work/other": b"exit 0"},
+        ("ln -s /work/other /work/check.sh; ln -s / /work/root",),
+    ),
+    "puts a folder in the way": ({"/work/check.sh/x": b""}, ()),
+    "leaves pipes and devices": (
+        {},
+        ("mkfifo /work/fifo /work/report.xml; ln -s /dev/zero /work/zero",),
+    ),
+}
+
+
+@pytest.mark.parametrize("definition", [FILE_CHECK, COMMAND_CHECK], ids=["file", "command"])
+@pytest.mark.parametrize("name", LEFT)
+async def test_what_an_agent_left_changes_no_verdict(
+    real: RealSuite, make_record: Callable[..., object], name: str, definition: dict[str, object]
+) -> None:
+    files, commands = LEFT[name]
+    for body, value in (("a + b", 1.0), ("a - b", 0.0)):
+        calc = f"def add(a, b): return {body}\nif __name__ == '__main__': print(add(1, 2))"
+        origin = await real.leave({"/work/calc.py": calc.encode(), **files}, *commands)
+        found = await graded(real, make_record, definition, origin=origin)
+        if "own modules" in name and definition is COMMAND_CHECK and value:
+            continue  # what breaks right code of one's own is no fault of the grader's
+        assert found.value == value, found.explanation
+
+
+async def test_state_is_read_from_outside_whatever_the_agent_left(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    checks = [
+        {"path": "/work/out", "equals": "right"},
+        {"path": "/work/fifo", "matches": "x"},
+        {"path": "/work/zero", "matches": "x"},
+        {"path": "/work/passwd", "exists": True},
+        {"path": "/work/loop/x", "exists": False},
+    ]
+    origin = await real.leave(
+        {"/work/out": b"right"},
+        "mkfifo /work/fifo; ln -s /dev/zero /work/zero; ln -s loop /work/loop",
+        "ln -s ../../../../etc/shadow /work/passwd",
+    )
+    definition = {"type": "state", "checks": checks, "per_check": True}
+    begun = time.monotonic()
+    found = await graded(real, make_record, definition, origin=origin)
+    assert found.value == 3 / 5, found.explanation
+    assert time.monotonic() - begun < SECONDS
+
+
+async def test_performance_cannot_be_gained_from_what_an_earlier_run_left(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    code = (
+        "import os\n"
+        "def total(n):\n"
+        "    if n > 10 and os.path.exists('/work/kept'):\n"
+        "        return int(open('/work/kept').read())\n"
+        "    found = sum(x for x in range(n) for _ in range(8)) // 8\n"
+        "    if n > 10:\n"
+        "        open('/work/kept', 'w').write(str(found))\n"
+        "        if os.fork() == 0:\n"
+        "            os.setsid()\n"
+        "            while True: pass\n"
+        "    return found\n"
+    )
+    definition = {
+        "type": "performance",
+        "tests": {"test": "assert total(10) == 45"},
+        "call": "assert total(200_000) == 19999900000",
+        "reference": "def total(n):\n    return sum(range(n))",
+        "runs": 5,
+    }
+    found = await graded(real, make_record, definition, f"```python\n{code}```")
+    assert found.value < 0.9, found.explanation

@@ -1,0 +1,491 @@
+"""The kinds that run code: `python`, `tests`, `state`, `performance`, over the stand-in for boxes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from local_rooms import LocalRooms
+
+from grader.definition import Definitions
+from grader.instruments.all import Instruments
+from grader.instruments.boxes import Origin
+from grader.results import Graded, GradingFaultError
+from grader.sample import sample_of
+from servicekit.errors import InvalidArgument
+from trajectory.types import GraderErrorKind, OutcomeKind, StopReason
+
+Grade = Callable[..., object]
+ADD = "```python\ndef add(a, b):\n    return a + b\n```"
+
+
+class Desk:
+    """Grades texts by definitions, in rooms that stand in."""
+
+    def __init__(self, rooms: LocalRooms, make_record: Callable[..., object]) -> None:
+        self.rooms = rooms
+        self._make_record = make_record
+
+    async def grade(
+        self,
+        definition: dict[str, object],
+        text: str = "",
+        *,
+        agent: Origin | None = None,
+        **record: object,
+    ) -> Graded:
+        parsed = Definitions(package_version="1").parse(json.dumps(definition))
+        (member,) = parsed.combination.members
+        sample = sample_of(self._make_record(text, **record))  # type: ignore[arg-type]
+        async with self.rooms.room(agent) as room:
+            return await member.grader.grade(sample, Instruments(symbolic=None, boxes=room))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, make_record: Callable[..., object]) -> Desk:
+    return Desk(LocalRooms(tmp_path), make_record)
+
+
+def problems(definition: dict[str, object]) -> dict[str, str]:
+    with pytest.raises(InvalidArgument) as caught:
+        Definitions(package_version="1").parse(json.dumps(definition))
+    return caught.value.violations
+
+
+# python
+
+
+def code_grader(source: str, **fields: object) -> dict[str, object]:
+    return {"type": "python", "source": source, **fields}
+
+
+async def test_python_gets_sample_and_item_as_people_know_them(desk: Desk) -> None:
+    source = (
+        "def grade(sample, item):\n"
+        "    print('noise', flush=True)\n"
+        "    same = sample['choices'][0]['message']['content'] == sample['output_text']\n"
+        "    return 0.25 * same + 0.5 * (sample['output_json']['x'] == item['x']) + 0.25 * len(sample['output_tools'])"
+    )
+    found = await desk.grade(code_grader(source), '{"x": 3}', item={"x": 3}, calls=1)
+    assert (found.value, found.kind) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "said"),
+    [
+        ("return 1 / 0", GraderErrorKind.CODE, "ZeroDivisionError"),
+        ("return float('nan')", GraderErrorKind.CODE, "nan"),
+        ("return 'good'", GraderErrorKind.CODE, "must return a number"),
+        ("import sys; sys.exit(0)", GraderErrorKind.CODE, "SystemExit"),
+        ("import os; os._exit(0)", GraderErrorKind.CODE, "returned nothing"),
+        pytest.param(
+            "while True: pass", GraderErrorKind.TIMEOUT, "within 1 s", marks=pytest.mark.slow
+        ),
+    ],
+)
+async def test_python_that_breaks_is_a_typed_error_and_no_zero(
+    desk: Desk, body: str, kind: GraderErrorKind, said: str
+) -> None:
+    with pytest.raises(GradingFaultError, match=said) as caught:
+        await desk.grade(code_grader(f"def grade(s, i):\n    {body}", timeout_seconds=1), "x")
+    fault = caught.value
+    assert (fault.kind, fault.retryable, fault.client) == (kind, False, True)
+
+
+async def test_python_may_abstain_and_be_async(desk: Desk) -> None:
+    none = await desk.grade(code_grader("def grade(s, i): return None"), "x")
+    waited = await desk.grade(code_grader("async def grade(s, i): return True"), "x")
+    assert (none.abstained, waited.value) == (True, 1.0)
+
+
+async def test_python_reads_what_the_agent_left(desk: Desk) -> None:
+    agent = desk.rooms.leave("a", {"/work/out.txt": b"7"})
+    source = "def grade(s, i): return float(open('/work/out.txt').read()) / 7"
+    found = await desk.grade(code_grader(source, folders=["/work"]), "x", agent=agent)
+    assert found.value == 1.0
+
+
+@pytest.mark.parametrize(("size", "value"), [(1_500_000, 1.0), (4_000_000, 0.0)])
+async def test_python_grades_long_responses_and_never_fails_for_their_length(
+    desk: Desk, size: int, value: float
+) -> None:
+    found = await desk.grade(code_grader("def grade(s, i): return 1"), "x" * size)
+    assert (found.value, found.kind) == (value, None if value else OutcomeKind.FORMAT)
+
+
+def test_python_that_is_no_python_is_found_before_anything_is_graded() -> None:
+    assert "no Python" in problems(code_grader("def grade(sample, item) return 1"))["source"]
+    assert "must define grade" in problems(code_grader("x = 1"))["source"]
+    long = "def grade(s, i): return 1 #" + "x" * 256 * 1024
+    assert problems(code_grader(long))  # the definition itself is too long, too
+
+
+# tests
+
+
+def of_tests(**fields: object) -> dict[str, object]:
+    return {"type": "tests", "test": "assert add(1, 2) == 3", **fields}
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "kind"),
+    [
+        (ADD, 1.0, None),
+        ("def add(a, b):\n    return a + b\n", 1.0, None),
+        ("```\ndef add(a, b): return a + b\n```\nIt prints:\n```text\n3\n```", 1.0, None),
+        ("```python\ndef add(a, b): return 0\n```\nBetter:\n" + ADD, 1.0, None),
+        (ADD + "\nUsage:\n```python\nprint(add(1, 2))\n```", 0.0, OutcomeKind.REASONING),
+        ("```python\ndef add(a, b): return a - b\n```", 0.0, OutcomeKind.REASONING),
+        ("```python\ndef add(a, b) return a + b\n```", 0.0, OutcomeKind.REASONING),
+        ("```python\ndef sub(a, b): return a - b\n```", 0.0, OutcomeKind.REASONING),
+        ("I would add the two numbers = simple.", 0.0, OutcomeKind.FORMAT),
+        ("import this idea into\nyour mind", 0.0, OutcomeKind.FORMAT),
+        ("", 0.0, OutcomeKind.FORMAT),
+        ("```python\ndef add(a, b): return a + b", 0.0, OutcomeKind.FORMAT),
+    ],
+)
+async def test_code_of_a_response_is_found_and_tested(
+    desk: Desk, text: str, value: float, kind: OutcomeKind | None
+) -> None:
+    found = await desk.grade(of_tests(), text)
+    assert (found.value, found.kind) == (value, kind), found.explanation
+
+
+async def test_the_block_that_defines_the_entry_point_is_the_code(desk: Desk) -> None:
+    text = ADD + "\nUsage:\n```python\nprint(add(1, 2))\n```"
+    assert (await desk.grade(of_tests(entry_point="add"), text)).value == 1.0
+
+
+async def test_code_that_was_cut_off_ran_out_of_budget(desk: Desk) -> None:
+    text = "```python\ndef add(a, b):"
+    found = await desk.grade(of_tests(), text, stop_reason=StopReason.MAX_TOKENS)
+    assert found.kind is OutcomeKind.BUDGET
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def check(candidate):\n    assert candidate(1, 2) == 3",
+        "def test_one():\n    assert add(1, 2) == 3\ndef test_two():\n    assert add(a=0, b=0) == 0",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n        self.assertEqual(add(1, 2), 3)",
+        "from solution import add as plus\nassert plus(1, 2) == 3",
+        "import solution\nassert solution.add(1, 2) == 3",
+        "assert [add(x, x) for x in (1.5, 2**80, 1j)] == [3.0, 2**81, 2j]",
+        "assert add([1], [{'a': (1, {2})}]) == [1, {'a': (1, {2})}]",
+        "try:\n    add(1, 'x')\n    assert False\nexcept TypeError as err:\n    assert 'unsupported' in str(err)",
+    ],
+)
+async def test_tests_of_every_shape_pass_right_code_and_fail_wrong_code(
+    desk: Desk, test: str
+) -> None:
+    definition = of_tests(test=test, entry_point="add")
+    wrong = ADD.replace("a + b", "(a, b)")
+    assert (await desk.grade(definition, ADD)).value == 1.0
+    assert (await desk.grade(definition, wrong)).value == 0.0
+
+
+async def test_what_is_no_data_behaves_as_in_one_process(desk: Desk) -> None:
+    code = (
+        "```python\n"
+        "import collections, functools\n"
+        "class Wrong(ValueError): pass\n"
+        "class Node:\n"
+        "    def __init__(self, value): self.value, self.next = value, None\n"
+        "    def __eq__(self, other): return self.value == other.value\n"
+        "    def __lt__(self, other): return self.value < other.value\n"
+        "def make(n): return Node(n)\n"
+        "def count():\n"
+        "    yield from (1, 2, 3)\n"
+        "def sort(values): values.sort(); return None\n"
+        "def apply(f, x): return f(x)\n"
+        "def fail(): raise Wrong('no', 3)\n"
+        "Point = collections.namedtuple('Point', 'x y')\n"
+        "def point(): return Point(1, 2)\n"
+        "def tally(s): return collections.Counter(s)\n"
+        "```"
+    )
+    test = (
+        "node = Node(1); node.next = Node(2)\n"
+        "assert node.next.value == 2 and node.next.next is None\n"
+        "assert make(5) == Node(5) and not make(5) == Node(6) and isinstance(make(1), Node)\n"
+        "assert [n.value for n in sorted([Node(2), Node(1)])] == [1, 2]\n"
+        "assert list(count()) == [1, 2, 3] and sum(count()) == 6\n"
+        "values = [3, 1, 2]\nsort(values)\nassert values == [1, 2, 3]\n"
+        "assert apply(lambda x: make(x).value + 1, 4) == 5\n"
+        "try:\n    fail()\n    assert False\nexcept Wrong as err:\n    assert err.args == ('no', 3)\n"
+        "assert point() == (1, 2)\n"
+        "assert tally('aab').most_common(1) == [('a', 2)]\n"
+    )
+    found = await desk.grade(of_tests(test=test), code)
+    assert found.value == 1.0, found.explanation
+
+
+async def test_per_test_gives_the_share_and_its_figures(desk: Desk) -> None:
+    listed = [
+        "assert add(1, 1) == 2",
+        "assert add(1, 1) == 3",
+        "assert add(0, 0) == 0",
+        "assert add()",
+    ]
+    found = await desk.grade(
+        {"type": "tests", "test_list": "{{item.tests}}", "per_test": True},
+        ADD,
+        item={"tests": listed},
+    )
+    assert (found.value, dict(found.parts)) == (0.5, {"passed": 2.0, "tests": 4.0})
+    assert found.kind is OutcomeKind.REASONING
+
+
+async def test_setup_runs_before_the_code_and_a_broken_one_is_the_graders_fault(desk: Desk) -> None:
+    code = "```python\ndef add(a, b):\n    return a + b + ZERO\n```"
+    assert (await desk.grade(of_tests(setup="ZERO = 0"), code)).value == 1.0
+    with pytest.raises(GradingFaultError, match="setup: NameError") as caught:
+        await desk.grade(of_tests(setup="ZERO = zero"), code)
+    assert caught.value.kind is GraderErrorKind.CODE
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ("assert add(1, 2) == ", "no Python"),
+        ("def test_it(tmp_path):\n    assert add(1, 2) == 3", "no fixtures"),
+        ("def check(candidate):\n    assert candidate(1, 2) == 3", "entry_point"),
+        ("assert add(object(), 1) == 3", "cannot be handed"),
+    ],
+)
+async def test_tests_that_cannot_be_run_are_the_graders_fault(
+    desk: Desk, test: str, said: str
+) -> None:
+    with pytest.raises(GradingFaultError, match=said) as caught:
+        await desk.grade(of_tests(test=test), ADD)
+    assert (caught.value.kind, caught.value.client) == (GraderErrorKind.CODE, True)
+
+
+async def test_a_task_without_its_tests_is_the_datasets_fault(desk: Desk) -> None:
+    definition = {"type": "tests", "test_list": "{{item.tests}}"}
+    with pytest.raises(GradingFaultError) as caught:
+        await desk.grade(definition, ADD, item={"tests": "assert True"})
+    assert caught.value.kind is GraderErrorKind.REFERENCE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\n" + "x" * 1_000_000 + "\n```",
+        "```python\n" + "(" * 200_000 + "\n```",
+        "```python\n" + "-" * 200_000 + "1\n```",
+        "```" * 300_000,
+        "```python\n\x00\x1b[2J\u202e\ud800\n```",
+        "[" * 100_000 + "]" * 100_000,
+    ],
+)
+async def test_hostile_responses_score_0(desk: Desk, text: str) -> None:
+    found = await desk.grade(of_tests(), text)
+    assert found.value == 0.0
+    assert found.kind in (OutcomeKind.FORMAT, OutcomeKind.REASONING)
+
+
+async def test_files_of_the_agent_are_tested_as_a_module(desk: Desk) -> None:
+    agent = desk.rooms.leave(
+        "a",
+        {
+            "/work/src/calc.py": b"from helper import plus\ndef add(a, b): return plus(a, b)",
+            "/work/src/helper.py": b"def plus(a, b): return a + b",
+        },
+    )
+    definition = of_tests(
+        source="files",
+        folder="/work/src",
+        file="calc.py",
+        test="from calc import add\nassert add(1, 2) == 3",
+    )
+    assert (await desk.grade(definition, "", agent=agent)).value == 1.0
+    missing = await desk.grade({**definition, "file": "gone.py"}, "", agent=agent)
+    assert (missing.value, missing.kind) == (0.0, OutcomeKind.REASONING)
+
+
+async def test_assets_lie_over_the_agents_files_and_what_decides_tests_is_removed(
+    desk: Desk,
+) -> None:
+    agent = desk.rooms.leave(
+        "a",
+        {
+            "/work/check.sh": b"exit 0",
+            "/work/conftest.py": b"",
+            "/work/pkg/conftest.py": b"",
+            "/work/answer": b"41",
+        },
+    )
+    definition = {
+        "type": "tests",
+        "source": "files",
+        "command": ["sh", "check.sh"],
+        "assets": {
+            "check.sh": "test ! -e conftest.py && test ! -e pkg/conftest.py && grep -qx {{item.n}} answer"
+        },
+    }
+    right = await desk.grade(definition, "", agent=agent, item={"n": 41})
+    wrong = await desk.grade(definition, "", agent=agent, item={"n": 42})
+    assert (right.value, wrong.value) == (1.0, 0.0)
+
+
+async def test_a_command_that_must_report_passes_only_by_its_report(desk: Desk) -> None:
+    agent = desk.rooms.leave("a", {"/work/x": b""})
+    report = '<testsuite><testcase name="a"/><testcase name="b">{}</testcase></testsuite>'
+
+    async def graded(script: str, **fields: object) -> Graded:
+        definition = {
+            "type": "tests",
+            "source": "files",
+            "command": ["sh", "run.sh", "{report}"],
+            "assets": {"run.sh": script},
+            **fields,
+        }
+        return await desk.grade(definition, "", agent=agent)
+
+    good = f"echo '{report.format('')}' > $1"
+    bad = f"echo '{report.format('<failure/>')}' > $1; exit 1"
+    assert (await graded(good)).value == 1.0
+    assert (await graded("exit 0")).value == 0.0
+    assert (await graded(f"{good}; exit 1")).value == 0.0
+    assert (await graded(bad)).value == 0.0
+    assert (await graded(bad, per_test=True)).value == 0.5
+
+
+def test_a_command_whose_tests_could_be_ended_early_must_report() -> None:
+    found = problems({"type": "tests", "source": "files", "command": ["python3", "-m", "pytest"]})
+    assert "junitxml={report}" in found["command"]
+
+
+def test_definitions_of_tests_name_what_is_wrong() -> None:
+    found = problems(
+        {
+            "type": "tests",
+            "source": "files",
+            "file": "../x.py",
+            "test": "{{item..}}",
+            "language": "ruby",
+        }
+    )
+    assert set(found) == {"file", "language", "test"}
+    assert "test" in problems({"type": "tests"})
+    assert "test_list" in problems({"type": "tests", "test_list": "assert {{item.x}}"})
+
+
+# state
+
+
+async def test_state_looks_at_what_the_agent_left(desk: Desk) -> None:
+    agent = desk.rooms.leave(
+        "a", {"/work/out.txt": b"done in 3 s\n", "/work/r.json": b'{"rows": [{"total": 72.0}]}'}
+    )
+    digest = "27dd8ed44a83ff94d557f9fd0412ed5a8cbca69ea04922d88c01184a07300a5a"
+    holds = [
+        {"path": "/work/out.txt"} | {"exists": True},
+        {"path": "/work", "exists": True},
+        {"path": "/work/none", "exists": False},
+        {"path": "/work/out.txt", "equals": "done in {{item.n}} s\n"},
+        {"path": "/work/out.txt", "matches": r"^done in \d+ s$"},
+        {"path": "/work/r.json", "json_path": "rows[0].total", "value": "{{item.total}}"},
+        {"command": ["cat", "/work/out.txt"], "stdout_matches": "^done"},
+        {"command": ["sh", "-c", "exit 3"], "exit_code": 3},
+    ]
+    fails = [
+        {"path": "/work/none", "equals": "x"},
+        {"path": "/work", "matches": "."},
+        {"path": "/work/out.txt", "sha256": digest},
+        {"path": "/work/out.txt", "json_path": "rows", "value": 1},
+        {"path": "/work/r.json", "json_path": "rows[1].total", "value": 72},
+        {"path": "/work/r.json", "json_path": "rows[0].total", "value": "72"},
+        {"command": ["false"]},
+        {"command": ["echo", "no"], "stdout_matches": "^yes"},
+    ]
+    item = {"n": 3, "total": 72}
+    for check in holds:
+        found = await desk.grade({"type": "state", "checks": [check]}, "", agent=agent, item=item)
+        assert (found.value, found.kind) == (1.0, None), check
+    for check in fails:
+        found = await desk.grade({"type": "state", "checks": [check]}, "", agent=agent, item=item)
+        assert (found.value, found.kind) == (0.0, OutcomeKind.REASONING), check
+    some = {"type": "state", "checks": [holds[0], fails[0]], "per_check": True}
+    assert (await desk.grade(some, "", agent=agent, item=item)).value == 0.5
+
+
+async def test_a_file_too_large_to_check_does_not_hold_and_is_no_fault(desk: Desk) -> None:
+    agent = desk.rooms.leave("a", {"/work/big": b"x" * (3 * 1024 * 1024 + 1)})
+    check = {"path": "/work/big", "matches": "x"}
+    assert (await desk.grade({"type": "state", "checks": [check]}, "", agent=agent)).value == 0.0
+
+
+def test_a_check_of_state_needs_exactly_one_way() -> None:
+    checks = [
+        {"path": "/a"},
+        {"path": "b", "exists": True},
+        {"path": "/c", "equals": "x", "matches": "y"},
+    ]
+    found = problems({"type": "state", "checks": checks})
+    assert set(found) == {"checks[0]", "checks[1].path", "checks[2]"}
+
+
+# performance
+
+SUM = "```python\ndef total(n):\n    {}\n```"
+FAST = SUM.format("return n * (n - 1) // 2")
+SLOW = SUM.format("return sum(x for x in range(n) for _ in range(4)) // 4")
+
+
+def performance(**fields: object) -> dict[str, object]:
+    return {
+        "type": "performance",
+        "tests": {"test": "assert total(10) == 45"},
+        "call": "assert total(100_000) == 4999950000",
+        "reference": "def total(n):\n    return sum(range(n))",
+        "runs": 3,
+        **fields,
+    }
+
+
+@pytest.mark.slow
+async def test_performance_prices_right_code_by_its_time(desk: Desk) -> None:
+    fast = await desk.grade(performance(), FAST)
+    slow = await desk.grade(performance(), SLOW)
+    assert (fast.value, fast.kind) == (1.0, None)
+    assert 0.0 < slow.value < 0.9
+    assert slow.parts["seconds"] > slow.parts["reference_seconds"] > 0
+
+
+async def test_performance_is_0_for_code_that_is_wrong_however_fast(desk: Desk) -> None:
+    found = await desk.grade(performance(), SUM.format("return 0"))
+    assert (found.value, found.kind) == (0.0, OutcomeKind.REASONING)
+    late = SUM.format("return n * (n - 1) // 2 if n < 1000 else 0")
+    found = await desk.grade(performance(), late)
+    assert (found.value, found.kind) == (0.0, OutcomeKind.REASONING)
+
+
+async def test_performance_says_when_the_timing_is_unsteady(desk: Desk) -> None:
+    found = await desk.grade(performance(max_spread=0.0), FAST)
+    assert "unsteady" in found.explanation
+
+
+async def test_a_reference_that_breaks_is_the_graders_fault(desk: Desk) -> None:
+    with pytest.raises(GradingFaultError, match="reference") as caught:
+        await desk.grade(performance(reference="def total(n): return 1"), FAST)
+    assert caught.value.kind is GraderErrorKind.CODE
+
+
+async def test_performance_times_a_command(desk: Desk) -> None:
+    agent = desk.rooms.leave("a", {"/work/prog.sh": b"exit 0"})
+    definition = {
+        "type": "performance",
+        "tests": {"source": "files", "command": ["sh", "prog.sh"]},
+        "command": ["sh", "prog.sh"],
+        "reference_seconds": 30,
+        "runs": 2,
+    }
+    found = await desk.grade(definition, "", agent=agent)
+    assert (found.value, found.parts["reference_seconds"]) == (1.0, 30.0)
+
+
+def test_performance_needs_one_reference() -> None:
+    definition = performance(reference_seconds=3)
+    assert "one of" in problems(definition)["$"]

@@ -208,7 +208,7 @@ for name, attempt in tries.items():
     except PermissionError: continue
     print("done to the keeper:", name)
 print("own limits", resource.prlimit(os.getpid(), resource.RLIMIT_NOFILE, (512, 512))[0])
-os.setpriority(os.PRIO_PROCESS, 0, 5)
+os.setpriority(os.PRIO_PROCESS, 0, min(19, os.getpriority(os.PRIO_PROCESS, 0) + 1))
 os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))
 for number in range(1, 65):
     try: os.kill(1, number)

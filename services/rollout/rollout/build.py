@@ -96,7 +96,7 @@ def make_reward_models(settings: RolloutSettings) -> RewardModels:
     def open_model(folder: Path, dtype: str) -> RewardScorer:
         from rollout.engines.reward_head import RewardHead
 
-        return RewardHead(folder, dtype)
+        return RewardHead(folder, dtype, settings.reward_device)
 
     return RewardModels(
         open_model=open_model,

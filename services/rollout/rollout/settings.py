@@ -32,6 +32,8 @@ class RolloutSettings(ServiceSettings):
     """Keys and values of prompts and turns that are kept, per policy."""
     reward_models: int = Field(default=2, ge=1, le=64)
     """Reward models that stay loaded; the one that was used longest ago goes first."""
+    reward_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where reward models compute; auto takes a GPU if there is one, which they then share with the engine."""
     lease_seconds: float = Field(default=15.0, gt=0)
     """A rollout whose replica is silent for this long is given up."""
     renew_seconds: float = Field(default=4.0, gt=0)

@@ -26,8 +26,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class RewardHead:
     """One loaded reward model."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        """Opens the model, on a GPU if there is one.
+    def __init__(self, folder: Path, dtype: str, device: str = "auto") -> None:
+        """Opens the model.
+
+        Args:
+            folder: config, weights and tokenizer.
+            dtype: float32 or bfloat16.
+            device: cpu, cuda, or auto: a GPU if there is one.
 
         Raises:
             InvalidArgument: the folder holds no reward model, or the number type is unknown.
@@ -37,7 +42,8 @@ class RewardHead:
         # What was dropped for this model gives its memory back first.
         release_memory()
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        found = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = found if device == "auto" else device
         self._model = _open(folder, DTYPES[dtype]).to(self._device)
         try:
             self._renderer = ChatRenderer(

@@ -3,26 +3,40 @@
 {"output_text": "...", "output_json": ..., "output_tools": [...],
  "choices": [{"message": {"role": "assistant", "content": "...", "tool_calls": [...]}}],
  "messages": [...], "prompt_message_count": 1, "stop_reason": "completed"}
+
+A conversation that is longer than MAX_BYTES is left out: `choices` and `messages` are empty then.
 """
 
+import json
 from collections.abc import Sequence
 
 from grader.sample import Sample
 from trajectory.types import ChatMessage, ImagePart, Role
 
+MAX_BYTES = 1 << 20
+"""Of a text or a conversation, written as JSON: servers refuse what is much longer."""
+
 
 def sample_json(sample: Sample) -> dict[str, object]:
     """Return a sample as JSON values; `output_json` may hold an infinite number (1e999)."""
-    said = [message for message in sample.record.messages if message.role is Role.ASSISTANT]
+    messages = [message_json(message) for message in sample.record.messages]
+    if not fits(messages):
+        messages = []
+    said = [message for message in messages if message["role"] == Role.ASSISTANT.value]
     return {
         "output_text": sample.output_text,
         "output_json": sample.output_json,
         "output_tools": sample.output_tools,
-        "choices": [{"message": message_json(message)} for message in said[-1:]],
-        "messages": [message_json(message) for message in sample.record.messages],
+        "choices": [{"message": message} for message in said[-1:]],
+        "messages": messages,
         "prompt_message_count": len(prompt_messages(sample)),
         "stop_reason": sample.stop_reason.value,
     }
+
+
+def fits(value: object) -> bool:
+    """Whether a value is at most MAX_BYTES long as JSON."""
+    return len(json.dumps(value)) <= MAX_BYTES
 
 
 def prompt_messages(sample: Sample) -> Sequence[ChatMessage]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grader.clients.endpoints import encode
 from grader.definition import Definitions
 from grader.grading import grade
 from grader.instruments.all import Instruments
@@ -108,6 +109,37 @@ async def test_a_response_that_lacks_what_the_payload_names_costs_no_call(
     assert isinstance(outcome, Scored)
     assert (outcome.score, outcome.kind) == (0.0, OutcomeKind.FORMAT)
     assert endpoints.calls == []
+
+
+@pytest.mark.parametrize("text", ["9" * 1_100_000, "\x00" * 200_000, "\u202e\u05d0" * 100_000])
+async def test_a_response_that_no_server_would_take_is_its_own_doing(
+    make_record: MakeRecord, instruments: Instruments, text: str
+) -> None:
+    endpoints = Told(Reply(value=1.0))
+    outcome = await _graded(endpoints, make_record(text), instruments)
+    assert isinstance(outcome, Scored)
+    assert (outcome.score, outcome.kind) == (0.0, OutcomeKind.BUDGET)
+    assert endpoints.calls == []
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 900_000, "[" * 900_000, "\x00" * 170_000, json.dumps([1] * 300_000)]
+)
+async def test_a_long_response_is_sent_within_what_servers_take(
+    make_record: MakeRecord, instruments: Instruments, text: str
+) -> None:
+    endpoints = Told(Reply(value=1.0))
+    await _graded(endpoints, make_record(text), instruments)
+    assert len(encode(endpoints.calls[0].payload)) < 4_000_000
+
+
+async def test_a_long_conversation_is_left_out(
+    make_record: MakeRecord, instruments: Instruments
+) -> None:
+    endpoints = Told(Reply(value=1.0))
+    await _graded(endpoints, make_record("9" * 1_048_570), instruments)
+    sample: Any = endpoints.calls[0].payload["sample"]
+    assert (sample["messages"], sample["choices"]) == ([], [])
 
 
 async def test_no_opinion_is_no_zero(make_record: MakeRecord, instruments: Instruments) -> None:

@@ -11,9 +11,11 @@ rollout_id where the record belongs to no attempt) and answers {"score": 0.7, "e
 
 `secret` names the key that signs the question; no key and no password is ever part of a definition. `timeout_seconds`
 holds for all tries together. A response from `pass_threshold` up succeeded. An endpoint that is away, or too slow, or
-answers 5xx or 429, is a fault that is graded again later, never a zero.
+answers 5xx or 429, is a fault that is graded again later, never a zero. A response that is longer than 1 MiB as JSON is
+not sent and scores 0.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -25,13 +27,14 @@ from grader.kinds.base import Kinds
 from grader.kinds.outside import judged_outside
 from grader.results import Graded, abstain
 from grader.sample import Sample
-from grader.sample_json import sample_json
+from grader.sample_json import MAX_BYTES, fits, sample_json
 from grader.templates import (
     ResponseLacksError,
     TemplateError,
     ValueTemplate,
     parse_value_template,
 )
+from trajectory.types import OutcomeKind
 
 SCHEMES = ("http", "https", "grpc", "grpcs")
 _CARRIES_SECRETS = ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key")
@@ -69,7 +72,8 @@ class EndpointGrader:
     async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return the endpoint's score."""
         try:
-            payload = self._payload(sample, instruments)
+            # Reading a long response as JSON takes a while.
+            payload = await asyncio.to_thread(self._payload, sample, instruments)
         except ResponseLacksError as lack:
             return Graded(value=0.0, kind=sample.shortfall(lack.kind), explanation=lack.detail)
         call = Call(
@@ -92,6 +96,9 @@ class EndpointGrader:
         )
 
     def _payload(self, sample: Sample, instruments: Instruments) -> Mapping[str, object]:
+        if not fits(sample.output_text):
+            detail = f"the response is longer than the {MAX_BYTES} bytes that are sent to endpoints"
+            raise ResponseLacksError(detail, OutcomeKind.BUDGET)
         if self.payload is not None:
             filled = self.payload.value(sample)
             assert isinstance(filled, Mapping)

@@ -29,7 +29,8 @@ from trajectory.types import OutcomeKind
 _NUMBERS = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d\d")
 _HEDGE = re.compile(
-    r"\b(?:not|between|or|either|neither|except|at least|at most|more than|less than|over|under|range)\b"
+    r"\b(?:not|between|or|either|neither|except|at least|at most|more than|less than|over|under|range"
+    r"|up to|as many as|no more than|fewer than|greater than|below|above|beyond)\b"
     r"|\u4e0d|\u6216|\u81f3\u5c11|\u81f3\u591a|\u8d85\u8fc7",
     re.IGNORECASE,
 )

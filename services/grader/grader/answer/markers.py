@@ -34,7 +34,7 @@ _FOREIGN = (
 )
 _ANSWER = (
     r"(?P<answer>\b(?:answer|solution|(?:correct|right)\s+(?:option|choice))[*_`]*\s*"
-    r"(?:to\s+[^.:\n]{1,60}\s+)?(?:is(?!\w)|was(?!\w)|equals|(?:would|should|must)\s+be|[:=\uff1a])[*_`]*\s*[:\uff1a]?"
+    r"(?:to\s+[^.:\n]{1,60}\s+)?(?:is(?!\w)|was(?!\w)|equals|(?:would|should|must)\s+be|[:=\uff1a]|[-\u2013\u2014](?=\s))[*_`]*\s*[:\uff1a]?"
     r"|^[ \t*#]*answer[*_`]*[ \t]*(?=\\[\[(]|\$))"
 )
 _CORRECTION = (

@@ -38,7 +38,7 @@ _LATEX = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (
-            r"\\(?:left|right|bigg?l?r?|Bigg?l?r?|displaystyle|limits|mathopen|mathclose)(?![a-zA-Z])",
+            r"\\(?:left|right|bigg?l?r?|Bigg?l?r?|displaystyle|limits|[lL]arge|LARGE|[hH]uge|bf|it|rm|underline|mathopen|mathclose)(?![a-zA-Z])",
             "",
         ),
         (r",\s*\\!\s*", ","),
@@ -69,6 +69,7 @@ _LATEX = tuple(
         (r"\\lt(?![a-zA-Z])", " < "),
         (r"\\approx(?![a-zA-Z])", " \u2248 "),
         (r"\\in(?![a-zA-Z])", " \u2208 "),
+        (r"\\mid(?![a-zA-Z])", " | "),
         (r"\\(?:ldots|dots|cdots)(?![a-zA-Z])", "..."),
         (r"\\(?:euro)(?![a-zA-Z])", "\u20ac"),
         (r"\\(?:pounds)(?![a-zA-Z])", "\u00a3"),
@@ -81,6 +82,8 @@ _SQRT_CALL = re.compile(r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)|\u221a\s*\(([^()]*)
 _SQRT_SIGN = re.compile(r"\u221a\s*(\d+|[a-zA-Z])")
 _GOES_ON = re.compile(r"(\d*\.\d*?)(\d)\2{2,}(?:\.\.\.|\\ldots|\\dots)")
 _BRACED_SIGN = re.compile(r"\s*\{\s*([-+,])\s*\}\s*")
+_POWER_SIGN = re.compile(r"(?<=[\w)])\*\*(?=[\w({-])")
+_CALL = re.compile(r"(?<![\\a-zA-Z])(sin|cos|tan|ln|log|exp)(?=\s?\()")
 _PLUS_MINUS = re.compile(r"\+\s?/\s?-|\+-(?=\s?\d)")
 _PI = re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])")
 _ALIGNMENT = re.compile(r"&(?=\s*[=<>])|(?<=[=<>])\s*&")
@@ -109,7 +112,8 @@ def _plain_character(character: str) -> str:
         return ""
     if category == "Nd":
         return str(unicodedata.decimal(character))
-    return " " if category == "Zs" else character
+    # Emoji say nothing; the degree sign is of their category.
+    return " " if category == "Zs" or (category == "So" and character != "\u00b0") else character
 
 
 def normalize(span: str) -> str:
@@ -118,7 +122,9 @@ def normalize(span: str) -> str:
     text = _GOES_ON.sub(r"\1\\overline{\2}", text)
     if "\\" in text:
         text = _resolve_latex(text)
-    text = _resolve_dollars(text)
+    text = _POWER_SIGN.sub("^", _resolve_dollars(text))
+    if "(" in text:
+        text = _CALL.sub(r"\\\1", text)
     if "pi" in text and len(text) > 2:
         text = _PI.sub(r"\\pi ", text)
     if "+" in text:

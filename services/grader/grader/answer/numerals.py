@@ -44,7 +44,7 @@ _REPEATING = re.compile(
     r"(\d*)\.(\d*)(?:\\overline\{\s*(\d+)\s*\}|\\bar\{?\s*(\d+)\s*\}?|\\dot\{(\d)\}|\((\d+)\))"
 )
 _DECIMAL_COMMA = re.compile(
-    r"(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,.])|(0),(\d+)(?![\d,.])"
+    r"(\d{1,3}(?:\.\d{3})+|\d{1,3}(?: \d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d,.])|(0),(\d+)(?![\d,.])"
 )
 _DOTTED_THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 _INDIAN = re.compile(r"\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?")
@@ -67,6 +67,7 @@ _APPROXIMATE = re.compile(
 )
 _GLUED = re.compile(r"(?!(?:st|nd|rd|th)\b)[a-zA-Z]{1,2}(?![a-zA-Z])|\s[b-zB-HJ-Z]$")
 _SIGN = re.compile(r"[-+]\s*")
+_PART_OF = re.compile(r"([a-z-]+|\d+)\s+(?:out\s+of|over|in)\s+([a-z-]+|\d[\d,]*)", re.IGNORECASE)
 _THOUSANDS_OR_FRACTION = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])|0,\d+(?![\d,])")
 """What a comma inside a number looks like, even where several numbers may be listed."""
 
@@ -98,10 +99,24 @@ def read_number(text: str, *, listed: bool = False) -> Number | None:
     negative, currency, text = _prefixes(text)
     if listed and "," in text and not _THOUSANDS_OR_FRACTION.match(text):
         return None
+    part = _PART_OF.fullmatch(text)
+    if part:
+        return _read_part(part.group(1), part.group(2), negative=negative)
     body = _read_body(text)
     if body is None:
         return _read_written(text, negative=negative, currency=currency)
     return _finish(text, body, negative=negative, currency=currency)
+
+
+def _read_part(upper: str, lower: str, *, negative: bool) -> Number | None:
+    """Read `2 out of 5` as a fraction."""
+    numbers = read_number(upper), read_number(lower)
+    if numbers[0] is None or numbers[1] is None or not numbers[1].value:
+        return None
+    if numbers[0].unit or numbers[1].unit:
+        return None
+    value = numbers[0].value / numbers[1].value
+    return Number(value=-value if negative else value)
 
 
 def _strip_brackets(text: str) -> str:
@@ -214,7 +229,10 @@ def _read_power(text: str) -> _Body | None:
 def _read_decimal(text: str) -> _Body | None:
     match = _DECIMAL_COMMA.match(text)
     if match:
-        whole, decimals = (match.group(1) or "0").replace(".", ""), match.group(2) or match.group(4)
+        whole, decimals = (
+            re.sub(r"[. ]", "", match.group(1) or "0"),
+            match.group(2) or match.group(4),
+        )
         value = Fraction(f"{whole}.{decimals}")
         return _Body(value=value, end=match.end(), decimals=len(decimals), plain=True)
     match = _DOTTED_THOUSANDS.match(text)

@@ -12,7 +12,7 @@ from grader.answer.dates import read_date
 from grader.answer.normalize import ROW, SET_CLOSE, SET_OPEN
 from grader.answer.numerals import decimal_value, read_number
 from grader.answer.splitting import balanced, split_top
-from grader.answer.units import trailing_unit
+from grader.answer.units import COMPOUND_UNITS, trailing_unit
 from grader.answer.values import (
     Arithmetic,
     Equation,
@@ -30,11 +30,15 @@ from grader.answer.values import (
     Value,
 )
 
-_RATIO = re.compile(r"(\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?)+)\s*([aApP]\.?[mM]\.?)?")
-_HOUR = re.compile(r"(\d{1,2})\s*([aApP])\.?[mM]\.?")
+_RATIO = re.compile(r"(?:at\s+)?(\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?)+)\s*([aApP]\.?[mM]\.?)?")
+_HOUR = re.compile(r"(?:at\s+)?(\d{1,2})\s*(?:([aApP])\.?[mM]\.?|o'clock)")
 _RANGE = re.compile(
     r"(?:(from|between)\s+)?([$\u00a4\u20ac\u00a3]?\s*[\d.,]+%?)\s*(-|~|(?:up\s+)?to|through|and)\s*([$\u00a4\u20ac\u00a3]?\s*[\d.,]+.*)",
     re.IGNORECASE,
+)
+_COMPOUND_PART = re.compile(r"\d+(?:\.\d+)?\s*[a-zA-Z]+")
+_COMPOUND = re.compile(
+    rf"{_COMPOUND_PART.pattern}(?:(?:,|\s+and|,\s+and)?\s+{_COMPOUND_PART.pattern}){{1,4}}"
 )
 _WORD_RANGE = re.compile(r"(?:(from|between)\s+)?([a-z-]+)\s+(to|and)\s+([a-z -]+)", re.IGNORECASE)
 _ARITHMETIC = re.compile(r"[\d\s.()*/+^-]*\d[\d\s.()]*[-+*/][\d\s.()*/+^-]*")
@@ -46,6 +50,8 @@ _NAME = re.compile(
 )
 _POINT = re.compile(r"^[A-Z]\s?(\([^()]*,[^()]*\))$")
 """A point with its name."""
+_DESCRIBED = re.compile(r"[a-zA-Z](?:\s*\u2208\s*[^|:]+)?\s*[|:]\s*(.+)")
+"""All x such that something holds."""
 _TUPLES = re.compile(r"(\([^()]*,[^()]*\))\s*(?:and|or)?\s*(?=\([^()]*,[^()]*\))")
 _GEOMETRY = re.compile(
     r"(?=.*[A-Z])(?:\\(?:angle|triangle|overline|widehat|vec|frac|measuredangle)(?![a-zA-Z])"
@@ -86,6 +92,8 @@ def read(text: str, *, listed: bool = False, depth: int = 0) -> Value | None:
     if number is not None:
         return number
     base = _BASE_NUMERAL.fullmatch(text)
+    if base and base.group(2) == "10":
+        return read_number(base.group(1))
     if base or text.lower() in _NOTHING:
         # A numeral in another base is its digits and base; it equals no plain number.
         return Text(text=f"{base.group(1)} base {base.group(2)}" if base else text)
@@ -93,7 +101,7 @@ def read(text: str, *, listed: bool = False, depth: int = 0) -> Value | None:
         return Many(items=())
     if text in _REALS and len(text) > 1:
         return Interval(low=None, high=None, low_closed=False, high_closed=False)
-    for reader in (_read_ratio, _read_range, _read_arithmetic):
+    for reader in (_read_ratio, _read_range, _read_compound, _read_arithmetic):
         simple = reader(text)
         if simple is not None:
             return simple
@@ -134,7 +142,7 @@ def _read_ratio(text: str) -> Value | None:
     match = _HOUR.fullmatch(text)
     if match:
         parts = (Fraction(int(match.group(1))), Fraction(0))
-        return Ratio(parts=parts, suffix=f"{match.group(2).lower()}m")
+        return Ratio(parts=parts, suffix=f"{match.group(2).lower()}m" if match.group(2) else "")
     match = _RATIO.fullmatch(text)
     if not match:
         return None
@@ -160,6 +168,17 @@ def _read_range(text: str) -> Value | None:
         falls = separator == "to" and not (low.unit or high.unit)
         return Ratio(parts=(low.value, high.value)) if falls else None
     return Range(low=Number(value=low.value, unit=high.unit), high=high)
+
+
+def _read_compound(text: str) -> Value | None:
+    """One measure in parts, such as 1 hour and 30 minutes."""
+    if not _COMPOUND.fullmatch(text):
+        return None
+    numbers = [read_number(part) for part in _COMPOUND_PART.findall(text)]
+    units = [number.unit for number in numbers if number is not None]
+    if len(set(units)) != len(numbers) or not any(f.issuperset(units) for f in COMPOUND_UNITS):
+        return None
+    return Many(items=tuple(number for number in numbers if number is not None))
 
 
 def _read_arithmetic(text: str) -> Value | None:
@@ -211,6 +230,9 @@ def _read_enclosed(text: str, depth: int) -> Value | None:
         inner = text[1:-1].strip()
         if not balanced(inner):
             return None
+        described = _DESCRIBED.fullmatch(inner)
+        if described:
+            return read(described.group(1), depth=depth + 1)
         items = _read_items(inner, depth) if inner else ()
         return None if items is None else Many(items=items)
     text = _POINT.sub(r"\1", text)
@@ -268,6 +290,8 @@ def _read_equation(sides: list[str], depth: int) -> Value | None:
             return result
         if result is not None and isinstance(last, Text) and _NAME.fullmatch(last.text):
             return Named(name=last.text, value=result)
+        if result is not None and isinstance(last, Number) and _contradict(result, last, first):
+            return Many(items=(result, last))
         worked = isinstance(last, Number) or (
             isinstance(last, Expression) and not _letters(last.latex)
         )
@@ -277,6 +301,12 @@ def _read_equation(sides: list[str], depth: int) -> Value | None:
     if (len(sides) == 2 and _OPERATORS.search(first)) or re.search(r"[-+]", first):
         return Equation(left=first, right=sides[-1])
     return Named(name=first, value=last)
+
+
+def _contradict(first: Number, last: Number, written: str) -> bool:
+    """Whether two plain numbers are set equal that are not."""
+    plain = re.fullmatch(r"[-+]?[\d,]+(?:\.\d+)?", written) is not None
+    return plain and first.value != last.value and not (first.unit or last.unit or first.decimals)
 
 
 def _letters(text: str) -> bool:

@@ -13,6 +13,12 @@ _REMARK = re.compile(
     r"\s+\((?:not|rather|instead|since|because|which|as|i\.e\.|e\.g\.|that|see|from|by|in|after|rounded|approximately|about)\b[^()]*\)\s*\.?$",
     re.IGNORECASE,
 )
+_STRUCK = re.compile(r"~~[^~]*~~")
+_REJECTED = re.compile(r"not\s+[^,;]{1,40}?,?\s+but\s+(?:rather\s+)?(.+)$", re.IGNORECASE)
+_OR_SO = re.compile(r"\s+or\s+so(?=\s*[.!]?$)", re.IGNORECASE)
+_ASIDE = re.compile(
+    r"(?<=[\w%)}])\s*;\s+(?!and\b|or\b|maybe\b|possibly\b|perhaps\b|alternatively\b|could\b|might\b)(?=[a-z]{3,}\s).*$"
+)
 _ALTERNATIVE = re.compile(r"(.*\S)\s+\(or\s+([^()]*)\)\s*\.?$")
 _DIGITS = re.compile(r"\d+")
 _DENIAL = re.compile(
@@ -60,7 +66,11 @@ def tail_after(text: str, start: int) -> str:
 
 def clip_span(line: str) -> str:
     """Return the answer's own words of a line: without remarks, reasons and further sentences."""
-    span = line.strip()
+    span = _STRUCK.sub("", line).strip()
+    rejected = _REJECTED.match(span)
+    if rejected:
+        span = rejected.group(1)
+    span = _OR_SO.sub("", span)
     end = _SENTENCE_END.search(span)
     if end and not is_blank(span[: end.start()]):
         span = span[: end.start()]
@@ -110,9 +120,14 @@ def _clip_clauses(span: str) -> str:
         numbers = set(_DIGITS.findall(head))
         if numbers and not numbers & set(_DIGITS.findall(denied.group())):
             span = head
-    shorter = _REASON.sub("", span)
-    if any(c.isdigit() for c in shorter):
-        span = shorter
+    span = _ASIDE.sub("", span)
+    reason = _REASON.search(span)
+    if reason:
+        head, tail = span[: reason.start()], reason.group()
+        # What follows "so" is a conclusion, not a reason, if it brings another number.
+        concludes = re.match(r",?\s+so\b", tail, re.IGNORECASE) and any(c.isdigit() for c in tail)
+        if any(c.isdigit() for c in head) and not concludes:
+            span = head
     for match in _CLAUSE.finditer(span):
         head, tail = span[: match.start()], span[match.end() :]
         if (

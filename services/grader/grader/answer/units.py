@@ -94,6 +94,10 @@ _SEPARATOR = re.compile(
     r"\s+per\s+|\s*/\s*|\s+an?\s+(?=(?:hour|day|week|month|year|minute|second)s?$)"
 )
 _WORDS = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*\.?(?:\s+[^\W\d_]+(?:['-][^\W\d_]+)*)*")
+_DEGREES = re.compile(r"^(?:degrees?|deg\.?)\s+(?=c$|f$|celsius|fahrenheit|kelvin)")
+_RATE = re.compile(r"([a-z]{3,}(?: [a-z]+)*)\s?/\s?([a-z]+(?: [a-z]+)*)")
+_RAISED_WORD = re.compile(r"([a-z]{3,})\s?\^\s?\{?([23])\}?")
+_SI_PRODUCT = re.compile(r"(?:[a-z]{1,3}(?:\^\{?-?\d\}?)?[\s*]*)*[a-z]{1,3}\^\{?-\d\}?")
 _UNIT_AT_END = re.compile(
     r"(?<=[\w}])\s+((?:(?:square|cubic|sq\.?)\s+)?[a-zA-Z]{2,}(?:\s*/\s*[a-zA-Z]+)?(?:\s*\^\s*\{?\s*[23]\s*\}?)?|\u00b0)$"
 )
@@ -112,7 +116,7 @@ _REFUSED = frozenset(
         "minus", "plus", "times", "divided", "multiplied", "by", "less", "fewer", "greater",
         "through", "until", "from", "versus", "vs", "if", "either", "neither", "percent",
         "half", "dozen", "hundred", "thousand", "million", "billion", "trillion", "point",
-        "squared", "over", "under",
+        "squared", "over", "under", "wrong", "incorrect", "mistaken",
     )
 )  # fmt: skip
 
@@ -129,9 +133,17 @@ def read_unit(text: str) -> str | None:
         return ""
     if len(phrase) > 80:
         return None
+    phrase = _DEGREES.sub("", phrase)
     known = _measure(phrase)
     if known is not None:
         return known
+    rate = _RATE.fullmatch(phrase)
+    if rate:
+        upper, lower = read_unit(rate.group(1)), read_unit(rate.group(2))
+        return f"{upper}/{lower}" if upper and lower else None
+    raised = _RAISED_WORD.fullmatch(phrase)
+    if raised:
+        return f"{_stem(raised.group(1))}^{raised.group(2)}"
     if not _WORDS.fullmatch(phrase):
         return None
     words = phrase.replace("-", " ").rstrip(".").split()
@@ -171,6 +183,10 @@ def _measure(phrase: str) -> str | None:
     direct = _CANONICAL.get(phrase) or _CANONICAL.get(phrase.rstrip("."))
     if direct:
         return direct
+    if _SI_PRODUCT.fullmatch(phrase):
+        factors = re.findall(r"([a-z]{1,3})(?:\^\{?(-?\d)\}?)?", phrase)
+        if all(name in _CANONICAL for name, _ in factors):
+            return " ".join(f"{_CANONICAL[name]}^{power or 1}" for name, power in factors)
     parts = _SEPARATOR.split(phrase)
     if len(parts) == 2:
         upper, lower = _measure(parts[0]), _measure(parts[1])

@@ -36,7 +36,7 @@ async def build(app: App[CriticSettings]) -> None:
 def _judge(app: App[CriticSettings], measures: Measures) -> Judge:
     settings = app.settings
     if not settings.endpoint_url:
-        log.warning("no judge is set up; questions fail until HONE_CRITIC_ENDPOINT_URL is set")
+        log.info("no judge is set up; questions fail until HONE_CRITIC_ENDPOINT_URL is set")
         return NoJudge()
     # The client library's line per request would hide the service's own.
     for noisy in ("openai", "httpx", "httpx2", "httpcore"):

@@ -105,7 +105,7 @@ class BinaryGrammar:
         """Read a last line that is a word, a last sentence that calls the answer right or wrong, a first word."""
         last, first = last_line(body).lstrip("#>- "), first_line(body).lstrip("#>- ")
         if len(last) <= 60 and last != first:
-            value = self.exact(last)
+            value = self.statement(last)
             if value is not None:
                 return value
         sentence = _CLOSING.fullmatch(last_sentence(body))
@@ -116,7 +116,7 @@ class BinaryGrammar:
                 return value
         if re.match(r"(?i:right\b)", opened(first)) and plain(first).casefold() != "right":
             return None
-        return self.exact(first)
+        return self.exact(first) if first == body.strip() else self.statement(first)
 
     def claims(self, body: str) -> frozenset[object]:
         """Return whether the answer is called right or wrong in so many words."""

@@ -10,7 +10,8 @@ from critic.verdicts.grammar import Grammar, UnclearError, V, words
 from critic.verdicts.objects import find_objects, shallowest
 
 _TAG = re.compile(r"<([A-Za-z][\w-]{0,40})>\s{0,20}([^<>]{1,200}?)\s{0,20}(</\1\s?>|\n|$)")
-_BRACKETS = re.compile(r"\[\[([^\[\]\n]{1,60})\]\]|\\boxed\{([^{}\n]{1,60})\}")
+_BRACKETS = re.compile(r"\[\[([^\[\]\n]{1,60})\]\]")
+_BOX = re.compile(r"\\boxed\{([^{}\n]{1,60})\}")
 _EXAMPLE = re.compile(
     r"(?:\bnot|(?:for example|for instance|e\.g\.|such as|\u4f8b\u5982)[^\n\[.]{0,24})[\s*_`\"'\u201c]{0,3}$",
     re.I,
@@ -60,7 +61,11 @@ def structured(body: str, grammar: Grammar[V]) -> list[Candidate[V]]:
     spans = [(c.start, c.end) for c in objects]
     others = [
         candidate
-        for candidate in (*_tags(body, grammar), *_brackets(body, grammar), *_finals(body, grammar))
+        for candidate in (
+            *_tags(body, grammar),
+            *_enclosed(body, grammar, _BRACKETS),
+            *_finals(body, grammar),
+        )
         if not any(start <= candidate.start < end for start, end in spans)
     ]
     return sorted([*objects, *others], key=lambda candidate: candidate.end)
@@ -124,11 +129,16 @@ def _tags(body: str, grammar: Grammar[V]) -> Iterator[Candidate[V]]:
             yield Candidate(start=tag.start(), end=tag.end(), value=value, unclear=said)
 
 
-def _brackets(body: str, grammar: Grammar[V]) -> Iterator[Candidate[V]]:
+def boxed(body: str, grammar: Grammar[V]) -> list[Candidate[V]]:
+    """Return what stands in a box: often what the judge worked out, so it counts only where nothing else does."""
+    return list(_enclosed(body, grammar, _BOX))
+
+
+def _enclosed(body: str, grammar: Grammar[V], pattern: re.Pattern[str]) -> Iterator[Candidate[V]]:
     """Verdicts in [[ ]] or a box; not those that only tell of the format, and not lists of choices."""
     found = []
-    for match in _BRACKETS.finditer(body):
-        value, unclear = _read(grammar, match[1] or match[2], bracketed=True)
+    for match in pattern.finditer(body):
+        value, unclear = _read(grammar, match[1], bracketed=pattern is _BRACKETS)
         if value is None and not unclear:
             continue
         before, after = body[max(0, match.start() - 48) : match.start()], body[match.end() :][:60]

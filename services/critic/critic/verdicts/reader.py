@@ -1,14 +1,14 @@
 """Reads one verdict out of a judge's text, or says why there is none. Never guesses, never falls back to a value.
 
 The order: what is structured (a JSON field, a tag, [[ ]], a statement called final) before what is said ("Verdict: B"),
-and that before a closing sentence or a line of its own; in each, the last one stands. A place that is meant as a
-verdict and cannot be read as one (out of range, "partially correct") ends the search: nothing before it counts.
+that before a box, and that before a closing sentence or a line of its own; in each, the last one stands. A place that is
+meant as a verdict and cannot be read as one (out of range, "partially correct") ends the search: nothing before it counts.
 """
 
 from dataclasses import dataclass
 from typing import Generic
 
-from critic.verdicts.candidates import Candidate, statements, structured
+from critic.verdicts.candidates import Candidate, boxed, statements, structured
 from critic.verdicts.grammar import Grammar, UnclearError, V
 from critic.verdicts.thinking import split_thinking
 
@@ -61,6 +61,9 @@ def _chosen(body: str, grammar: Grammar[V]) -> Candidate[V]:
     said = statements(body, grammar)
     if said:
         return _weightiest(said)
+    boxes = boxed(body, grammar)
+    if boxes:
+        return boxes[-1]
     try:
         value = grammar.closing(body)
     except UnclearError as err:

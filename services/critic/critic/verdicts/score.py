@@ -104,7 +104,7 @@ class ScoreGrammar:
     def closing(self, body: str) -> float | None:
         """Read a line that is a number, or a last sentence that rates with a scale."""
         for line in (last_line(body), first_line(body)):
-            text = plain(line.lstrip("#>"))
+            text = plain(line.lstrip(">"))
             if re.fullmatch(rf"{_NUM}(?:\s*(?:/|(?i:out of|of))\s*{_NUM})?", text):
                 return self.statement(text)
         rated = _RATED.search(last_sentence(body))

@@ -39,7 +39,10 @@ _LEAD = re.compile(
     r"(?:(?:an?|the) )?"
 )
 """Words before an answer in words that say nothing."""
-_VERDICT = re.compile(r"(yes|no|true|false)(?:$|[,.;:!](?:\s|$))(.*)", re.IGNORECASE | re.DOTALL)
+_VERDICT = re.compile(
+    r"(yes|no|true|false)(?:$|[.;:!](?:\s|$)|,\s+(?=(?:because|since|as|it|he|she|they|the|this|that|there|we|i|you|so)\b))(.*)",
+    re.IGNORECASE | re.DOTALL,
+)
 _OPPOSITE = re.compile(r"\b(?:yes|no|true|false|not sure|maybe)\b", re.IGNORECASE)
 _CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?[(\[]?([A-Za-z])[)\]]?", re.IGNORECASE)
 _CHOICE_LED = re.compile(

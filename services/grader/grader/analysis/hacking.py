@@ -4,7 +4,8 @@ Per reward the mean of each step, and the slope of a straight line through these
 one over the residuals (Efron and Tibshirani 1993, section 12.5), which holds its level with few steps. An alarm is
 raised for a reward that is trained and one that is held out (weight 0) if the first clearly rises, the second does
 not, and clearly moves less than half as much, each in its own standard deviations; or if the second clearly falls. The
-level is divided by the number of trained rewards. Steps are taken to be independent, so a run that drifts by itself alarms more.
+level is divided by the number of trained rewards. Steps are taken to be independent, so a run that drifts by itself
+alarms more.
 """
 
 from collections import Counter, defaultdict

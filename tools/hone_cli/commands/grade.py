@@ -1,5 +1,6 @@
 """`hone grade`: grade responses of a file, or a run's stored rollouts, without generating again."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +63,13 @@ def grade(
     errors: Annotated[
         bool, typer.Option("--errors", help="Type every response that did not succeed.")
     ] = False,
+    hacking: Annotated[
+        bool,
+        typer.Option(
+            "--hacking",
+            help="With --run: do rewards rise over the steps while held-out graders do not?",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="OUT.jsonl", help="Write each result as it comes."),
@@ -81,15 +89,17 @@ def grade(
 ) -> None:
     """Grade responses on this machine: hone grade GRADER.json FILE.jsonl, or hone grade --run RUN_ID.
 
-    Graders that need no service work without the suite. Exit code 1 if a response could not be graded, or --lint or
-    --validate found something. Ctrl-C keeps what was graded.
+    Graders that need no service work without the suite. Exit code 1 if a response could not be graded, or --lint,
+    --hacking or --validate found something. Ctrl-C keeps what was graded.
     """
     from hone_cli.grading.session import Options
 
     if resume and out is None:
         raise CliError("--resume goes on with the file of --out; give both", USAGE)
-    if validate and (lint or errors or out is not None or run is not None):
+    if validate and (lint or errors or hacking or out is not None or run is not None):
         raise CliError("--validate goes with GRADER.json and FILE.jsonl alone", USAGE)
+    if hacking and run is None:
+        raise CliError("--hacking compares the steps of a run; give --run RUN_ID", USAGE)
     if gold is not None and not validate:
         raise CliError("--gold goes with --validate", USAGE)
     options = Options(
@@ -113,7 +123,8 @@ def grade(
         if validate:
             raise typer.Exit(_validated(grader_file, data_file, options, gold, as_json=as_json))
         found = _of_file(grader_file, data_file, options)
-    raise typer.Exit(_shown(found, options, lint=lint, errors=errors, as_json=as_json))
+    reports = _Reports(lint=lint, errors=errors, hacking=hacking)
+    raise typer.Exit(_shown(found, options, reports, as_json=as_json))
 
 
 def _of_file(grader_file: Path, data_file: Path, options: "Options") -> "Graded":
@@ -173,13 +184,24 @@ def _validated(
     return FAILED if found.mistakes else 0
 
 
-def _shown(found: "Graded", options: "Options", *, lint: bool, errors: bool, as_json: bool) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reports:
+    """What to say beside the figures."""
+
+    lint: bool
+    errors: bool
+    hacking: bool
+
+
+def _shown(found: "Graded", options: "Options", wanted: _Reports, *, as_json: bool) -> int:
     import json
 
     from grader.analysis.errors import analyse, attempt_of
-    from grader.analysis.lint import lint as lint_rows
+    from grader.analysis.hacking import hacking_of
+    from grader.analysis.lint import lint
     from hone_cli.grading import render
     from hone_cli.grading.summary import summarise
+    from hone_cli.text import safe
 
     summary = summarise(found.rows, seed=options.seed)
     plain: dict[str, object] = {
@@ -187,21 +209,27 @@ def _shown(found: "Graded", options: "Options", *, lint: bool, errors: bool, as_
         "summary": render.summary_plain(summary),
     }
     texts = [render.summary_text(summary)]
-    warnings = []
-    if lint:
+    failed = any(kind.startswith("grader") for kind in summary.failed)
+    if wanted.lint:
         read = None if found.grader is None else found.grader.read_fields
-        warnings = lint_rows(found.rows, regraded=found.regraded, read_fields=read)
+        warnings = lint(found.rows, regraded=found.regraded, read_fields=read)
         plain["lint"] = render.lint_plain(warnings)
         texts.append(render.lint_text(warnings))
-    if errors:
+        failed |= bool(warnings)
+    if wanted.errors:
         report = analyse(attempt_of(row.row_id, row.step, row.outcome) for row in found.rows)
         plain["errors"] = render.errors_plain(report)
         texts.append(render.errors_text(report))
+    if wanted.hacking:
+        trends = hacking_of(found.rows, seed=options.seed)
+        plain["hacking"] = trends.json()
+        texts.append(safe(trends.text()))
+        failed |= bool(trends.alarms)
     typer.echo(json.dumps(plain, indent=2) if as_json else "\n\n".join(texts))
     if not found.complete:
         typer.echo(_how_to_go_on(options), err=True)
         return INTERRUPTED
-    return FAILED if warnings or any(kind.startswith("grader") for kind in summary.failed) else 0
+    return FAILED if failed else 0
 
 
 def _how_to_go_on(options: "Options") -> str:

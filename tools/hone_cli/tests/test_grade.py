@@ -176,6 +176,7 @@ def test_limit_grades_the_first_rows(files: Any) -> None:
         (["grade", "g.json", "f.jsonl", "--step", "1"], "go with --run"),
         (["grade", "g.json", "f.jsonl", "--run", "r"], "with --run give no FILE"),
         (["grade", "g.json", "f.jsonl", "--gold", "x"], "--gold goes with --validate"),
+        (["grade", "g.json", "f.jsonl", "--hacking"], "give --run RUN_ID"),
         (["grade", "g.json", "f.jsonl", "--validate", "--lint"], "--validate goes with"),
         (["grade", "--run", "r", "--phase", "training"], "found 'training', expected one of"),
         (["grade", "none.json", "f.jsonl"], "cannot read none.json"),
@@ -419,6 +420,25 @@ def test_stored_rollouts_are_graded_by_another_definition(suite: Any) -> None:
     assert suite.hone("grade", "--run", "r", "--grader", "g.json", "--out", "o.jsonl") == 0
     assert "not a success: reasoning 1" in suite.out
     assert suite.hone("grade", "--run", "r", "--out", "o.jsonl", "--resume") == 2
+
+
+def test_reward_that_rises_while_the_held_out_grader_stays_is_an_alarm(suite: Any) -> None:
+    said = {"type": "string_check", "operation": "like", "input": "{{sample.output_text}}"}
+    graders = [
+        {"name": "style", "weight": 1, **said, "reference": "therefore"},
+        {"name": "accuracy", "weight": 0, **ANSWER},
+    ]
+    suite.write("g.json", json.dumps({"type": "multi", "graders": graders}))
+    for step in range(6):
+        for index in range(8):
+            word = "therefore " if index <= step + (index + step) % 2 else ""
+            text = f"{word}Final Answer: {72 if (index + step) % 2 else 7}"
+            stored(suite, 10 * step + index, text, step=step)
+    assert suite.hone("grade", "g.json", "--run", "r", "--hacking", "--json") == 1, suite.err
+    (first, *_) = suite.json()["hacking"]["alarms"]
+    assert first["held_out"] == "accuracy"
+    assert suite.hone("grade", "g.json", "--run", "r", "--hacking") == 1
+    assert "ALARM" in suite.out
 
 
 def test_step_and_phase_are_asked_of_the_archive(suite: Any) -> None:

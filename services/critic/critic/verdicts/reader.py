@@ -1,8 +1,9 @@
 """Reads one verdict out of a judge's text, or says why there is none. Never guesses, never falls back to a value.
 
 The order: what is structured (a JSON field, a tag, [[ ]], a statement called final) before what is said ("Verdict: B"),
-that before a box, and that before a closing sentence or a line of its own; in each, the last one stands. A place that is
-meant as a verdict and cannot be read as one (out of range, "partially correct") ends the search: nothing before it counts.
+that before a box, and that before a closing sentence or a line of its own; in each, the last one stands. A place that
+is meant as a verdict and cannot be read as one (out of range, "partially correct") ends the search: nothing before it
+counts.
 """
 
 from dataclasses import dataclass

@@ -44,6 +44,15 @@ _RATED = re.compile(
     r"(?i:\b(?:rate|give|score|assign|award|grade|deserves?|earns?|gets?)\w{0,2}\b[^.\n0-9]{0,60}?)"
     rf"(?P<rest>{_NUM}\s*(?i:/|out of)\s*{_NUM}.{{0,40}})"
 )
+_GIVEN = re.compile(
+    r"\b(?i:I(?:'d| would| will)? (?:rate|rated|give|gave|score|scored|grade|award) (?:it|this|that|the)\b"
+    rf"[^.\n0-9]{{0,40}}?)\s(?P<rest>{_NUM}(?=\s*(?:[/.,;!)]|$|\n)|\s(?:on|for|because|since|as|overall|out)\b).{{0,40}})"
+)
+"""I would rate this story a 2 on complexity."""
+_POINT = re.compile(
+    rf"(?m:^)[ \t*_`]{{0,4}}({_NUM})[*_`]{{0,2}}\s?(?:[\u2014\u2013:]|-\s)\s?(?=[^\W\d_])"
+)
+"""A point of a scale with its meaning: "3 - mostly coherent"."""
 _LABELS = re.compile(
     "(?i:"
     + label_pattern(
@@ -102,13 +111,19 @@ class ScoreGrammar:
         return None if stated is None else self._checked(stated)
 
     def closing(self, body: str) -> float | None:
-        """Read a line that is a number, or a last sentence that rates with a scale."""
+        """Read a line that is a number, a last sentence that rates with a scale, a first line such as 3 - coherent."""
         for line in (last_line(body), first_line(body)):
             text = plain(line.lstrip(">"))
             if re.fullmatch(rf"{_NUM}(?:\s*(?:/|(?i:out of|of))\s*{_NUM})?", text):
                 return self.statement(text)
-        rated = _RATED.search(last_sentence(body))
-        return self.statement(rated["rest"]) if rated else None
+        rated = [_RATED.search(last_sentence(body)), *_GIVEN.finditer(body)]
+        for match in reversed(rated):
+            if match and match["rest"][:1] in "+-.0123456789":
+                return self.statement(match["rest"])
+        points = [point for point in _POINT.finditer(body) if point[1]]
+        if len(points) == 1 and points[0].start() == 0:
+            return self.statement(points[0][1])
+        return None
 
     def claims(self, body: str) -> frozenset[object]:
         """Return nothing: prose does not speak for numbers."""

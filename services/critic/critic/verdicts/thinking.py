@@ -21,7 +21,7 @@ def split_thinking(text: str) -> Split:
 
     What stands before a closing tag without an opening one is thinking too: chat templates open it in the prompt.
     """
-    clean = _INVISIBLE.sub("", text.replace("\r\n", "\n").replace("\xa0", " "))
+    clean = _INVISIBLE.sub("", text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " "))
     thinking: list[str] = []
     body: list[str] = []
     depth, end = 0, 0

@@ -291,6 +291,11 @@ def test_sound_grader_passes_validation(files: Any) -> None:
     assert files.json() == {"num_tasks": 3, "mistakes": [], "complete": True}
 
 
+def test_validation_looks_at_the_graders_and_not_at_their_guards(files: Any) -> None:
+    guarded = {**ANSWER, "guards": {"lucky_guess": {"action": "zero"}}}
+    assert validate(files, guarded, task(72, id="a"), task(5, id="b")) == 0
+
+
 def test_gold_answer_that_is_refused_is_named_with_what_was_found(files: Any) -> None:
     exact = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}"}
     grader = {**exact, "reference": "the answer is {{item.answer}}"}

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 from opentelemetry import trace
+from opentelemetry.metrics import Meter
 
 from critic.clients.chat_api import ChatApi, Endpoint
 from critic.judge import Judge
 from critic.judging import Critic, Defaults
 from critic.measures import Measures
+from critic.questions import Kind
 from critic.turns import Turns
+from critic.verdicts.reader import UnreadableError
+from critic.verdicts.table import read_verdict
 from servicekit.metrics import silent_meter
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -160,13 +164,14 @@ def make_critic(make_api: Callable[..., ChatApi]) -> Callable[..., Critic]:
         model: str = "judge-model",
         judge: Judge | None = None,
         tracer: trace.Tracer | None = None,
+        meter: Meter | None = None,
         **changes: Any,
     ) -> Critic:
         return Critic(
             judge or make_api(tracer, **changes),
             Turns(max_in_flight=max_in_flight, max_waiting=max_waiting),
             Defaults(model=model, max_tokens=64),
-            measures=Measures(silent_meter()),
+            measures=Measures(meter or silent_meter()),
             tracer=tracer or trace.get_tracer("test"),
         )
 
@@ -176,3 +181,16 @@ def make_critic(make_api: Callable[..., ChatApi]) -> Callable[..., Critic]:
 @pytest.fixture
 def complete() -> Callable[..., dict[str, Any]]:
     return completion
+
+
+@pytest.fixture
+def found() -> Callable[[str, Kind], Any]:
+    """Reads a verdict; None where there is none."""
+
+    def read(text: str, kind: Kind) -> Any:
+        try:
+            return read_verdict(text, kind).verdict
+        except UnreadableError:
+            return None
+
+    return read

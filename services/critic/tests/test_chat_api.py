@@ -2,14 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from critic.clients.chat_reply import retry_after
 from critic.judging import Critic
 from critic.questions import AnswerForm, LabelKind, PairwiseKind, Question, ScoreKind
 from servicekit.errors import HoneError
@@ -140,24 +137,6 @@ async def test_wait_past_the_deadline_is_not_begun_and_the_caller_is_told_when_t
     error = await failure(make_critic(), seconds=5)
     assert (error.reason, error.retry_after_seconds) == ("JUDGE_UNAVAILABLE", 30.0)
     assert waits.seconds == []
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"), [("7", 7.0), ("0", 0.0), ("-1", None), ("nan", None), ("soon", None)]
-)
-def test_retry_after_is_seconds_and_nothing_else_is_guessed(
-    value: str, seconds: float | None
-) -> None:
-    assert retry_after({"retry-after": value}, datetime.now(UTC)) == seconds
-
-
-def test_retry_after_is_a_date_or_milliseconds() -> None:
-    now = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
-    later = now.replace(second=9)
-    assert retry_after({"retry-after": format_datetime(later, usegmt=True)}, now) == 9.0
-    assert retry_after({"retry-after": format_datetime(now, usegmt=True)}, later) == 0.0
-    assert retry_after({"retry-after-ms": "250", "retry-after": "9"}, now) == 0.25
-    assert retry_after({}, now) is None
 
 
 async def test_judge_that_hangs_is_a_timeout_and_its_request_is_cancelled(

@@ -12,6 +12,8 @@ import pytest
 from hone.common.v1 import message_pb2
 from hone.critic.v1 import critic_pb2 as pb
 from hone.critic.v1 import critic_pb2_grpc
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -222,6 +224,33 @@ async def test_question_of_a_trace_has_spans_for_itself_and_for_each_try(
     assert chats[1].attributes["gen_ai.operation.name"] == "chat"
     assert judged[0].attributes["gen_ai.evaluation.score.value"] == 7.0
     assert judged[1].attributes["hone.error.kind"] == "JUDGE_UNPARSABLE"
+
+
+async def test_questions_are_counted_by_how_they_ended(
+    endpoint: Any, make_critic: Callable[..., Critic]
+) -> None:
+    reader = InMemoryMetricReader()
+    meter = MeterProvider(metric_readers=[reader]).get_meter("test")
+    endpoint.script = ["Score: 7", "Score: 0", "Hard to say.", "I cannot judge this."]
+    async with served(make_critic(meter=meter)) as stub:
+        for _ in range(2):
+            await stub.Judge(request())
+        with pytest.raises(Aborted):
+            await stub.Judge(request())
+        with pytest.raises(PermissionDenied):
+            await stub.Judge(request())
+    data = reader.get_metrics_data()
+    assert data is not None
+    (metric,) = [
+        metric
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        if metric.name == "hone.critic.judgements"
+    ]
+    assert {point.attributes["hone.outcome"]: point.value for point in metric.data.data_points} == {
+        "verdict": 2,
+        "JUDGE_UNPARSABLE": 1,
+        "JUDGE_REFUSED": 1,
+    }
 
 
 async def test_question_outside_a_trace_makes_no_span(

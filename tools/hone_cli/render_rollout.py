@@ -183,6 +183,13 @@ def _print_outcome(out: Console, reply: console_pb2.GetRolloutResponse) -> None:
                 f"weight {number(reward.weight)}  {origin}{why}"
             )
         out.print(f"  {'score':<20} {number(assigned.scored.score):>9}")
+        for flag in assigned.scored.flags:
+            priced = ", in the score" if flag.priced else ""
+            out.print(f"  flagged {safe(flag.name)}{priced}: {safe(flag.detail)}")
+        for error in assigned.scored.errors:
+            out.print(f"  {safe(error.name)} could not be measured: {safe(error.detail)}")
+        if assigned.scored.abstained:
+            out.print(f"  without an opinion: {safe(', '.join(assigned.scored.abstained))}")
 
 
 def _print_trace(out: Console, reply: console_pb2.GetRolloutResponse) -> None:

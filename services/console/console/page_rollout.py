@@ -81,6 +81,18 @@ def _attempts(entry: RolloutEntry, attempts: Sequence[RolloutEntry]) -> Child:
     return tag("h2", "Attempts of this slot"), tag("div", chips, class_="chips")
 
 
+def _remarks(scored: Scored) -> list[str]:
+    """What guards flagged, and which graders had nothing to say."""
+    remarks = [
+        f"Flagged {flag.name}{' (in the score)' if flag.priced else ''}: {flag.detail}"
+        for flag in scored.flags
+    ]
+    remarks += [f"{error.name} could not be measured: {error.detail}" for error in scored.errors]
+    if scored.abstained:
+        remarks.append(f"Without an opinion: {', '.join(scored.abstained)}")
+    return remarks
+
+
 def _outcome(view: RolloutView) -> Child:
     match view.outcome:
         case Scored() as scored:
@@ -103,6 +115,7 @@ def _outcome(view: RolloutView) -> Child:
                 tag("h2", f"Rewards - score {number(scored.score)}"),
                 tag("p", why, class_="quiet") if why else None,
                 table(heads, rows, "The grader gave a score without components."),
+                [tag("p", remark, class_="note") for remark in _remarks(scored)],
             )
         case Masked() as masked:
             kind = f"{masked.kind.value}: " if masked.kind else ""

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from hone.common.v1 import outcome_pb2
 
 from console.archive import Archive
 from console.archive_reader import ArchiveReader
@@ -105,6 +106,10 @@ def test_whatever_an_agent_writes_stays_text(
     run_writer.envelopes[-1].rollout_requested.task.task_id = HOSTILE
     run_writer.finish(rollout_id, record=hostile_record(record))
     run_writer.score(rollout_id, 0.5, explanation=HOSTILE)
+    scored = run_writer.envelopes[-2].reward_assigned.scored
+    scored.flags.add(name=HOSTILE, detail=HOSTILE, priced=True)
+    scored.errors.add(name=HOSTILE, kind=outcome_pb2.GRADER_ERROR_KIND_SERVER, detail=HOSTILE)
+    scored.abstained.append(HOSTILE)
     run_writer.request(failed_id, sample=1)
     run_writer.fail(failed_id, sample=1, detail=HOSTILE)
     run_writer.train(0, rollout_id)
@@ -161,6 +166,25 @@ def test_a_rollout_is_shown_turn_by_turn(archive: Archive, site: Site, demo: Any
     ):
         assert text in shown
     assert page(site, f"/rollouts/{demo.scored_id}") == shown
+
+
+def test_what_guards_flagged_is_shown(archive: Archive, site: Site, run_writer: Any) -> None:
+    rollout_id = "0195abcd-0000-7000-8000-00000000aaaa"
+    run_writer.start()
+    run_writer.request(rollout_id)
+    run_writer.finish(rollout_id)
+    run_writer.score(rollout_id, 0.5)
+    scored = run_writer.envelopes[-2].reward_assigned.scored
+    scored.flags.add(name="lucky_guess", detail="no working", priced=True)
+    scored.errors.add(
+        name="style", kind=outcome_pb2.GRADER_ERROR_KIND_SERVER, detail="the judge was away"
+    )
+    scored.abstained.append("taste")
+    store(archive, run_writer.envelopes)
+    shown = page(site, f"/trace/{rollout_id}")
+    assert "Flagged lucky_guess (in the score): no working" in shown
+    assert "style could not be measured: the judge was away" in shown
+    assert "Without an opinion: taste" in shown
 
 
 def test_a_failed_rollout_names_its_failure_and_the_other_attempts(

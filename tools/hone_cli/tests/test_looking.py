@@ -119,6 +119,22 @@ def test_rollout_is_shown_whole(suite: Any) -> None:
     assert names == ["request rollout", "rollout.run", "grader.grade", "learner.train"]
 
 
+def test_what_guards_flagged_is_shown(suite: Any) -> None:
+    reply = whole_rollout()
+    scored = reply.reward_assigned.scored
+    scored.flags.add(name="lucky_guess", detail="no \x1b[31mworking", priced=True)
+    scored.errors.add(name="style", detail="the judge was away")
+    scored.abstained.append("taste")
+    suite.console.rollouts[ROLLOUT_ID] = reply
+    assert suite.hone("rollout", ROLLOUT_ID) == 0
+    for part in (
+        "flagged lucky_guess, in the score: no \\x1b[31mworking",
+        "style could not be measured: the judge was away",
+        "without an opinion: taste",
+    ):
+        assert part in suite.out, part
+
+
 def test_trace_id_without_dashes_will_do(suite: Any) -> None:
     suite.console.rollouts[ROLLOUT_ID] = whole_rollout()
     assert suite.hone("rollout", TRACE_ID, "--json") == 0

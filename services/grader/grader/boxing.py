@@ -17,6 +17,8 @@ from grader.instruments.boxes import Box, Ran
 from grader.results import GradingFaultError
 from trajectory.types import GraderErrorKind
 
+PATIENCE = 3.0
+"""How many times its limit a process may take that is kept waiting by others; see `grader.boxed.judge`."""
 GRACE_SECONDS = 10.0
 """For starting and ending beside the time of the tests, which the judging process keeps itself."""
 CODE_GRACE_SECONDS = 1.0
@@ -59,8 +61,10 @@ async def judge(box: Box, job: Mapping[str, object], *, timeout_seconds: float) 
         JobTooLargeError: code, tests and files together are too large.
     """
     nonce = secrets.token_hex(16)
-    fields = {**job, "nonce": nonce, "timeout_seconds": timeout_seconds}
-    ran = await _run(box, "judge", _JUDGE, fields, timeout_seconds + GRACE_SECONDS)
+    limits = {"timeout_seconds": timeout_seconds, "patience": PATIENCE}
+    fields = {**job, **limits, "nonce": nonce}
+    limit = PATIENCE * timeout_seconds + GRACE_SECONDS
+    ran = await _run(box, "judge", _JUDGE, fields, limit)
     lines = _lines(ran, nonce)
     if not lines:
         raise _not_begun(ran)

@@ -133,6 +133,17 @@ class Link:
         self._process.wait()
         end_children()
 
+    def processor_seconds_if_runnable(self) -> float | None:
+        """Return the processor time that the process has had if it could use more; None if it waits or is gone."""
+        try:
+            with open(f"/proc/{self._process.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        if fields[0] != b"R":
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         while True:
             if self.over:

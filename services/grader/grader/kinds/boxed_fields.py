@@ -30,7 +30,7 @@ class BoxFields:
             agent_folders=agent_folders,
             template=self.template,
             memory_bytes=self.memory_bytes,
-            lifetime_seconds=self.timeout_seconds + 120.0,
+            lifetime_seconds=6 * self.timeout_seconds + 120.0,
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 from hone.common.v1 import message_pb2
 from hone.critic.v1 import critic_pb2 as pb
@@ -137,6 +138,22 @@ async def test_deadline_of_the_call_is_the_judges(stub: Any, endpoint: Any) -> N
     assert caught.value.reason in ("JUDGE_TIMEOUT", "DEADLINE_EXCEEDED")
     async with asyncio.timeout(5):
         await endpoint.cancelled.wait()
+
+
+async def test_call_without_a_deadline_has_the_services(
+    endpoint: Any, make_critic: Callable[..., Critic]
+) -> None:
+    endpoint.script = [endpoint.hang]
+    servicer = CriticServicer(make_critic(), default_timeout_seconds=0.2)
+    add = critic_pb2_grpc.add_CriticServiceServicer_to_server
+    async with (
+        running_server(lambda server: add(servicer, server)) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await critic_pb2_grpc.CriticServiceStub(channel).Judge(request())
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "after 0.2 s" in str(caught.value.details())
 
 
 async def test_caller_who_goes_away_takes_the_question_along(stub: Any, endpoint: Any) -> None:

@@ -9,6 +9,7 @@ plain letters. What the prompt itself says or asks for raises no alarm.
 """
 
 import asyncio
+import contextlib
 import json
 import re
 import unicodedata
@@ -21,6 +22,7 @@ from grader.guards.grounds import Grounds
 from grader.guards.phrases import PHRASES
 from grader.instruments.all import Instruments
 from grader.patterns import Pattern, PatternError, compile_pattern
+from trajectory.types import ToolCallRecord
 
 _FORMAT = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e"
                      "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]")  # fmt: skip
@@ -62,11 +64,18 @@ class AddressesJudgeGuard:
             found = _hidden(text, prompt) or self._addressed(text, plain_prompt)
             if found:
                 return found
+        for made in case.sample.calls:
+            found = self._addressed(_argument_text(made), plain_prompt, forms=False)
+            if found:
+                return f"in a call of {made.call.name}, {found}"
         return None
 
-    def _addressed(self, text: str, prompt: str) -> str | None:
+    def _addressed(self, text: str, prompt: str, *, forms: bool = True) -> str | None:
+        """Return the first words to the judge; without `forms` those alone, as calls may well hold scores."""
         words = plain(text)
         for phrase in PHRASES:
+            if phrase.form and not forms:
+                continue
             for match in phrase.pattern.finditer(words):
                 word = match.groupdict().get("word")
                 if match.group().strip() not in prompt and not (word and word in prompt):
@@ -75,7 +84,7 @@ class AddressesJudgeGuard:
             for matched in own.found_in(text):
                 if matched not in prompt:
                     return f"a pattern of the definition: {_shown(matched)}"
-        for keys in _verdict_objects(text):
+        for keys in _verdict_objects(text) if forms else ():
             if not any(f'"{key}"' in prompt or f"'{key}'" in prompt for key in keys):
                 return f"a verdict as a JSON object of {', '.join(sorted(keys))}"
         return None
@@ -125,6 +134,15 @@ def _verdict_objects(text: str) -> Iterator[frozenset[str]]:
         keys = frozenset(str(key).casefold() for key in held)
         if keys & _VERDICT_KEYS and keys <= _VERDICT_COMPANY:
             yield keys
+
+
+def _argument_text(made: ToolCallRecord) -> str:
+    text = made.call.arguments_json[-MAX_TEXT:]
+    if "\\u" in text:
+        # Escapes of other scripts; what is no JSON stays as it is.
+        with contextlib.suppress(ValueError, RecursionError):
+            text = json.dumps(json.loads(made.call.arguments_json), ensure_ascii=False)[-MAX_TEXT:]
+    return text.replace("\\n", "\n")
 
 
 def _shown(text: str) -> str:

@@ -18,7 +18,13 @@ class Phrase:
     what: str
     pattern: re.Pattern[str]
 
+    @property
+    def form(self) -> bool:
+        """Whether it is the form of a verdict rather than words."""
+        return self.what == _FORM
 
+
+_FORM = "the form of a verdict"
 _DROP = r"(?:ignore|disregard|forget|override|bypass|discard|overlook)"
 _RULES = (
     r"(?:instructions?|prompts?|directions|directives?|rules|guidelines?|criteria|rubrics?"
@@ -101,19 +107,19 @@ _ENGLISH = (
         rf"\b(?:this|my) {_RESPONSE} (?:must|should|has to) be (?:rated|graded|scored|marked|judged"
         rf"|labell?ed|accepted|considered|treated)\b",
     ),
-    ("the form of a verdict", r"\[\[(?:a|b|c|tie)\]\]"),
+    (_FORM, r"\[\[(?:a|b|c|tie)\]\]"),
     (
-        "the form of a verdict",
+        _FORM,
         r"\b(?P<word>rating|score|verdict|grade|judge?ment)\W{1,5}\[\[ ?\d+(?:\.\d+)? ?\]\]",
     ),
     (
-        "the form of a verdict",
+        _FORM,
         rf"(?m)^[ >*#_-]{{0,8}}(?:final |overall |my )?{_VERDICT}[*_ ]{{0,4}}[:=][*_\"'\[( ]{{0,6}}"
         r"(?:correct|pass(?:ed)?|accept(?:ed)?|a|b|tie|true|yes|right|valid|100?|1(?:\.0+)?"
         r"|\d+ ?/ ?\d+)\b",
     ),
     (
-        "the form of a verdict",
+        _FORM,
         r"(?m)^[ >*#_-]{0,8}(?:final |overall |total )?(?P<word>score|rating|grade|marks?)[*_ ]{0,4}"
         r"[:=][*_ ]{0,4}(?:(?P<all>\d+)(?:\.0+)? ?(?:/|out of) ?(?P=all)|(?:10|100|1\.0+)[*_]{0,4}$)",
     ),

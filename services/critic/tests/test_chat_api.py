@@ -50,6 +50,7 @@ async def test_as_asked_sends_the_messages_and_nothing_else(
 ) -> None:
     endpoint.script = ["1"]
     await make_critic().judge(question(form=AnswerForm.AS_ASKED, model="other"), seconds=5)
+    assert endpoint.keys == ["Bearer none"]
     assert endpoint.requests == [
         {
             "messages": [{"role": "user", "content": "How good is this poem?"}],

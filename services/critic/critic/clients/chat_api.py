@@ -136,8 +136,6 @@ class ChatApi:
         return openai.AsyncOpenAI(
             base_url=self._endpoint.url,
             api_key=self._key,
-            organization="",
-            project="",
             max_retries=0,
         )
 

@@ -110,6 +110,7 @@ class GradingDesk:
         instruments = replace(
             self._instruments,
             rollout_id=origin.rollout_id if origin is not None else "",
+            run_id=origin.run_id if origin is not None else "",
             grader_version=definition.version,
         )
         if self._rooms is None:

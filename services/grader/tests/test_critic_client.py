@@ -68,13 +68,21 @@ async def test_a_score_is_asked_for_within_its_range(
 ) -> None:
     servicer, judges = critic
     question = Question(
-        messages=MESSAGES, model="m", low=-1, high=3, temperature=0.25, max_tokens=99, seed=2**62
+        messages=MESSAGES,
+        model="m",
+        low=-1,
+        high=3,
+        temperature=0.25,
+        max_tokens=99,
+        seed=2**62,
+        run_id="r",
     )
     found = await judges.judge(question)
     assert (found.score, found.label, found.reasoning) == (0.5, "", "so so")
     assert (found.model, found.num_tokens) == ("judge-1", 10)
     asked = servicer.asked[0]
     assert (asked.score.low, asked.score.high, asked.model) == (-1, 3, "m")
+    assert asked.run_id == "r"
     sampling = asked.sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.seed) == (0.25, 99, 2**62)
     assert [part.text for message in asked.messages for part in message.parts] == [

@@ -10,6 +10,7 @@ import pytest
 from grader.definition import Definitions
 from grader.desk import GradingDesk
 from grader.instruments.all import Instruments
+from grader.instruments.boxes import Origin
 from grader.instruments.judges import Judgement, Question
 from grader.prompts import MAX_MATERIAL, fence_key
 from grader.results import GradingFaultError
@@ -225,6 +226,16 @@ async def test_another_response_has_another_fence_and_the_same_one_the_same(
         texts.append(asked[0].messages[1].text)
     assert texts[0] == texts[1]
     assert texts[2] != texts[0].replace("one", "two")
+
+
+async def test_a_question_says_whose_it_is(
+    instruments: Instruments, make_record: MakeRecord
+) -> None:
+    judges = ScriptedJudges([1.0])
+    desk = GradingDesk(Definitions(package_version="1"), replace(instruments, judges=judges))
+    origin = Origin(rollout_id="x", run_id="run-1", epoch=1, sandbox_id="")
+    await desk.judge(make_record(item=ITEM), json.dumps(SCORE), origin)
+    assert judges.asked[0].run_id == "run-1"
 
 
 async def test_what_a_response_writes_in_braces_is_not_filled_in(

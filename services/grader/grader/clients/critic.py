@@ -78,6 +78,7 @@ def judge_request(question: Question) -> critic_pb2.JudgeRequest:
     request = critic_pb2.JudgeRequest(
         messages=[chat_message_to_proto(message) for message in question.messages],
         model=question.model,
+        run_id=question.run_id,
         sampling=critic_pb2.JudgeSampling(
             temperature=question.temperature, max_tokens=question.max_tokens, seed=question.seed
         ),

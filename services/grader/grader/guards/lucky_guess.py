@@ -65,7 +65,9 @@ class LuckyGuessGuard:
         found = await asyncio.to_thread(_unsupported, case)
         if found is None or self.confirm is None:
             return found
-        judgement = await instruments.judges.judge(_question(case, self.confirm))
+        judgement = await instruments.judges.judge(
+            _question(case, self.confirm, instruments.run_id)
+        )
         if judgement.label not in _LABELS:
             raise GradingFaultError(
                 f"the judge's label must be supported or guess, found {judgement.label!r}",
@@ -148,7 +150,7 @@ def _holds(text: str, wanted: str) -> bool:
     return bool(wanted) and f" {wanted} " in f" {plain_text(text)} "
 
 
-def _question(case: Case, confirm: Confirm) -> Question:
+def _question(case: Case, confirm: Confirm, run_id: str) -> Question:
     told = [f"The task:\n{case.prompt[-4000:]}"]
     for said, turn in zip_longest(case.said, case.sample.record.turns):
         told.append(f"The agent:\n{said or ''}")
@@ -163,4 +165,5 @@ def _question(case: Case, confirm: Confirm) -> Question:
         model=confirm.model,
         labels=_LABELS,
         timeout_seconds=confirm.timeout_seconds,
+        run_id=run_id,
     )

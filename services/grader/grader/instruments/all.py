@@ -23,5 +23,7 @@ class Instruments:
     functions: Functions = field(default_factory=NoFunctions)
     rollout_id: str = ""
     """Of the record that is being graded; empty where it belongs to no attempt."""
+    run_id: str = ""
+    """Of that attempt."""
     grader_version: str = ""
     """Of the definition that it is graded by."""

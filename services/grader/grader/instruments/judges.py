@@ -24,6 +24,8 @@ class Question:
     max_tokens: int = 512
     seed: int | None = None
     timeout_seconds: float = 60.0
+    run_id: str = ""
+    """Whose question it is: when many wait, runs take turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

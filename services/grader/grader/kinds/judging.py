@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from grader.fields import Fields
+from grader.instruments.all import Instruments
 from grader.instruments.judges import Question
 from grader.prompts import Prompt, parse_prompt
 from grader.sample import Sample
@@ -25,7 +26,7 @@ class Asking:
     refusal_fails: bool
     """Whether a response that the judge refuses to judge failed; otherwise it could not be graded."""
 
-    def question(self, sample: Sample) -> Question | None:
+    def question(self, sample: Sample, instruments: Instruments) -> Question | None:
         """Return the question about a response; None if the response has nothing to judge.
 
         Raises:
@@ -41,6 +42,7 @@ class Asking:
             max_tokens=self.max_tokens,
             seed=self.seed,
             timeout_seconds=self.timeout_seconds,
+            run_id=instruments.run_id,
         )
 
 

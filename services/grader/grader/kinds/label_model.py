@@ -29,7 +29,7 @@ class LabelModelGrader:
 
     async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return 1 for a passing label, else 0."""
-        question = self.asking.question(sample)
+        question = self.asking.question(sample, instruments)
         if question is None:
             return _failed(sample, OutcomeKind.FORMAT, "the response has nothing to judge")
         try:

@@ -37,7 +37,7 @@ class ScoreModelGrader:
 
     async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return the mean score."""
-        question = self.asking.question(sample)
+        question = self.asking.question(sample, instruments)
         if question is None:
             return self._lowest(sample, OutcomeKind.FORMAT, "the response has nothing to judge")
         question = replace(question, low=self.low, high=self.high)

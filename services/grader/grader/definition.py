@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grader.combination import Combination, Member, parse_members
-from grader.fields import Fields, Problems, shown
+from grader.fields import MAX_PROBLEMS, Fields, Problems, shown
 from grader.guards.guarding import Posted, parse_guards
 from grader.guards.table import GUARDS
 from grader.kinds.base import KindTable
@@ -147,7 +147,7 @@ def _load(text: str, problems: Problems) -> dict[str, object] | None:
     if not isinstance(values, dict):
         problems.add("", f"must be a JSON object, found {shown(values)}")
         return None
-    for holder, key in doubled:
+    for holder, key in doubled[:MAX_PROBLEMS]:
         path = _path_of(holder, values)
         problems.add(f"{path}.{key}" if path else key, "is there more than once; keep one")
     return values

@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 
@@ -164,6 +165,14 @@ def test_a_key_that_is_there_twice_is_refused(text: str, path: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         Definitions(package_version="1").parse(text)
     assert "more than once" in caught.value.violations[path]
+
+
+def test_thousands_of_double_keys_are_found_at_once() -> None:
+    text = '{"type": "multi", "graders": [' + ", ".join(['{"a":1,"a":1}'] * 15_000) + "]}"
+    started = time.monotonic()
+    with pytest.raises(InvalidArgument):
+        Definitions(package_version="1").parse(text)
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,9 @@ def parse_guards(
     posted = []
     for name in child.values:
         kind = table.get(name)
-        if kind is None:
+        if kind is None and not child.problems.full:
             child.problems.add(child.at(name), f"is not a guard; {nearest(name, list(table))}")
+        if kind is None:
             continue
         own = child.child(name)
         if own is None:

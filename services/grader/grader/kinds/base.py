@@ -57,10 +57,11 @@ class KindTable:
         fields.has("name")
         fields.has("weight")
         parser = self._parsers.get(kind) if isinstance(kind, str) else None
-        if parser is None:
+        if parser is None and not fields.problems.full:
             found = "is required" if kind is None else f"{shown(kind)} is not a grader type"
             hint = nearest(kind if isinstance(kind, str) else "", list(self._parsers))
             fields.problems.add(fields.at("type"), f"{found}; {hint}")
+        if parser is None:
             return None
         if self._depth > MAX_DEPTH:
             fields.problems.add(

@@ -147,8 +147,10 @@ def _load(text: str, problems: Problems) -> dict[str, object] | None:
     if not isinstance(values, dict):
         problems.add("", f"must be a JSON object, found {shown(values)}")
         return None
+    paths = _paths(values) if doubled else {}
     for holder, key in doubled[:MAX_PROBLEMS]:
-        path = _path_of(holder, values)
+        # One that a double hides has no path of its own.
+        path = paths.get(id(holder), "")
         problems.add(f"{path}.{key}" if path else key, "is there more than once; keep one")
     return values
 
@@ -168,18 +170,18 @@ def _refuse_doubles(
     return collect
 
 
-def _path_of(wanted: object, root: object) -> str:
-    """Return the path of an object inside another; empty for the outermost, or one that a double hides."""
+def _paths(root: object) -> dict[int, str]:
+    """Return the path of each object, by its identity."""
+    paths: dict[int, str] = {}
     todo: list[tuple[str, object]] = [("", root)]
     while todo:
         path, value = todo.pop()
-        if value is wanted:
-            return path
         if isinstance(value, dict):
+            paths[id(value)] = path
             todo.extend((f"{path}.{key}" if path else key, held) for key, held in value.items())
         elif isinstance(value, list):
             todo.extend((f"{path}[{index}]", held) for index, held in enumerate(value))
-    return ""
+    return paths
 
 
 def _refuse_constant(problems: Problems) -> Callable[[str], float]:

@@ -20,6 +20,7 @@ LABEL_FORMS = (
     "The label is {}",
     "Label: {} because the sum is off",
     "[[{}]]",
+    "It was checked. {}.",
     "<label>{}</label>",
     '{{"label": "{}"}}',
     '{{"steps": [], "result": "{}"}}',

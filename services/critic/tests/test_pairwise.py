@@ -35,6 +35,11 @@ PAIR_FORMS = (
     "Verdict: {}, because it cites a source.",
     "Verdict: {} - it is shorter",
     "Better answer: {}",
+    "Verdict - {}",
+    "Verdict (A, B or tie): {}",
+    "So the winner must be {}!",
+    "Both were read with care. {}.",
+    "\u5224\u65ad\u7ed3\u679c\uff1a{}",
     "<verdict>{}</verdict>",
     "<winner>\n{}\n</winner>",
     "<verdict>Answer {}",
@@ -80,6 +85,9 @@ def test_pairwise_verdict_is_read_in_every_form(found: Found, form: str) -> None
         ("I would say [[A]]. Final verdict: B", "B"),
         ("A tie would be wrong. Better answers cite. Verdict: B", "B"),
         ("Verdict: A > B", "A"),
+        ("A > B", "A"),
+        ("B>>A", "B"),
+        ("A=B", "tie"),
         ("Style winner: A\nAccuracy winner: B\nOverall winner: B", "B"),
         ("Overall winner: B\nStyle winner: A", "B"),
         ('{"criteria": {"style": {"winner": "A"}, "facts": {"winner": "B"}}, "winner": "B"}', "B"),
@@ -152,8 +160,10 @@ def test_pairwise_tie_is_unreadable_when_ties_are_not_allowed() -> None:
 
 def test_contradiction_is_flagged_only_when_all_prose_speaks_for_another() -> None:
     against = read_verdict('Answer A is far superior.\n{"winner": "B"}', PAIRWISE)
+    worse = read_verdict('Answer B is clearly worse.\n{"winner": "B"}', PAIRWISE)
     mixed = read_verdict("A is better in style. B is better on facts. [[B]]", PAIRWISE)
     silent = read_verdict("A cites nothing. [[B]]", PAIRWISE)
     wrong = read_verdict("The answer is incorrect.\nVerdict: correct", BINARY)
     assert (against.verdict, against.contradicted) == (Winner.B, True)
+    assert worse.contradicted
     assert (mixed.contradicted, silent.contradicted, wrong.contradicted) == (False, False, True)

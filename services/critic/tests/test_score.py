@@ -22,6 +22,14 @@ SCORE_FORMS = (
     "Score: {}",
     "**Score:** {}",
     "**Score**: **{}**",
+    "Score (0-10): {}",
+    "Rating [1-10]: {}",
+    "Score (out of 10): **{}**",
+    "Score - {}",
+    "| Depth score | 2 |\n| Overall score | {} |",
+    "Overall: {}/10",
+    "The score of this answer is {}.",
+    "{}/10, nice.",
     "I would rate this story a {} on style. It has 2 plots.",
     "I'd give it {}.",
     "{} - mostly coherent.\n\nIt has 2 plots.",
@@ -111,6 +119,11 @@ def test_score_is_read_in_its_own_range(
         "This is excellent work, 3 points stand out.",
         "I cannot evaluate this.",
         "Score: 7-8",
+        "Score: 8 \u00b1 1",
+        "Score: <8",
+        "Score (0-100): 8",
+        "Score (out of 5): 3",
+        '{"scores": [7, 9]}',
         "Score: 7 to 8",
         "Score: 7 or 8",
         "Score: 0,85",
@@ -146,7 +159,13 @@ def test_score_that_does_not_count_is_never_replaced(found: Found, text: str) ->
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("Score: 8/10", 8), ("11/10", None), ("Score: 85 (scale 0-10)", None), ("7", 7)],
+    [
+        ("Score: 8/10", 8),
+        ("11/10", None),
+        ("Score (0-10): 85", None),
+        ("Score: 85 (scale 0-10)", None),
+        ("7", 7),
+    ],
 )
 def test_score_without_a_range_stays_within_the_scale_that_is_stated(
     text: str, value: float | None

@@ -41,7 +41,9 @@ _HEDGE = re.compile(
 _BUT = re.compile(
     r"(?i:[*_`~\"')\]]*[\s.,;:\u2014\u2013-]*(?:but\b|partial|partly|mostly|and no\b|or\b|/))"
 )
-_SUBJECT = r"(?:answer|response|solution|submission|result|output|statement|claim|assistant|it)"
+_SUBJECT = (
+    r"(?:answer|response|solution|submission|result|output|statement|claim|assistant|it|this|that)"
+)
 _CLOSING = re.compile(
     r"(?i:(?:therefore|thus|so|hence|overall|in conclusion|in summary|finally|as a result)?,?\s*"
     rf"(?:(?:the|this|that|its|their|my)\s+)?(?:(?!reference|expected|gold|ground|correct)[\w'\u2019]+\s+){{0,3}}?{_SUBJECT}"
@@ -111,6 +113,11 @@ class BinaryGrammar:
         sentence = _CLOSING.fullmatch(last_sentence(body))
         if sentence:
             said = re.sub(r"^(?i:is|was)\s+", "", sentence["rest"])
+            value = self.statement(said)
+            if value is not None:
+                return value
+        said = last_sentence(body)
+        if said != plain(first) and len(said.split()) <= 2:
             value = self.statement(said)
             if value is not None:
                 return value

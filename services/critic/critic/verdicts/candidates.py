@@ -168,6 +168,9 @@ def _statements(body: str, grammar: Grammar[V]) -> Iterator[Candidate[V]]:
         if _EXAMPLE.search(before) or (crossed and _ITEM.match(line)):
             continue
         unclear = ""
+        if match["note"] and " " not in line.strip():
+            # Score (0-10): 8 states its scale as 8 (0-10) does.
+            line = f"{line.rstrip(' .')} {match['note']}"
         try:
             # On a line of its own below the label, the value stands alone; else a list may begin there.
             value = grammar.exact(line) if crossed else grammar.statement(line)
@@ -186,7 +189,7 @@ def _statements(body: str, grammar: Grammar[V]) -> Iterator[Candidate[V]]:
 
 def _rank(body: str, match: re.Match[str]) -> int:
     """Say how much weight a statement has, by the words before its label on the same line."""
-    separator = (match["sep"] or match.groupdict().get("colon") or "").strip()
+    separator = match["sep"].strip()
     line = body[max(body.rfind("\n", 0, match.start()) + 1, match.start() - 80) : match.start()]
     line = _LIST_MARK.sub("", line, count=1)
     before = _STOP.split(line)[-1]

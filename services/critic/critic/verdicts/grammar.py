@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 V = TypeVar("V")
 V_co = TypeVar("V_co", covariant=True)
 
-OPEN = "*_`~\"'\u201c\u201d\u2018\u2019$([{< \t"
+OPEN = "*_`~\"'\u201c\u201d\u2018\u2019$([{ \t"
 """Markup that may stand before a value."""
 CLOSE = "*_`~\"'\u201c\u201d\u2018\u2019$)]}> \t.,;:!\u3002\uff0c\uff1b\uff01"
 """Markup and punctuation that may stand after a value."""
@@ -32,7 +32,7 @@ class Grammar(Protocol[V_co]):
 
     @property
     def labels(self) -> re.Pattern[str]:
-        """Words that introduce it, with a group `sep` and a look ahead in a group `rest`."""
+        """Words that introduce it; see `label_pattern`."""
         ...
 
     def exact(self, value: object, *, bracketed: bool = False) -> V_co | None:
@@ -56,8 +56,8 @@ class Grammar(Protocol[V_co]):
         ...
 
 
-def label_pattern(labels: str, colon_labels: str = "", *, links: str = "is|was|goes to|to") -> str:
-    """Return the pattern of a labelled statement.
+def label_pattern(labels: str, colon_labels: str = "", *, links: str) -> str:
+    """Return the pattern of a labelled statement, with groups `sep`, `rest` and `note` (what stands in brackets).
 
     Args:
         labels: words that may be followed by a colon or a link such as "is".
@@ -65,10 +65,13 @@ def label_pattern(labels: str, colon_labels: str = "", *, links: str = "is|was|g
         links: words between a label and its value.
     """
     mark = r"[*_`~\"'\u201d\u2019)\]]{0,6}[ \t]{0,3}"
-    colon = r"[:\uff1a=]|[-\u2013=]{1,2}>|\u2192"
-    either = rf"(?:{labels})(?![A-Za-z]){mark}(?P<sep>{colon}|(?:{links})(?![A-Za-z])[ \t]?:?)"
-    only = rf"|(?:{colon_labels})(?![A-Za-z]){mark}(?P<colon>{colon})" if colon_labels else ""
-    return rf"(?<![A-Za-z0-9])(?:{either}{only})(?=(?P<rest>\s{{0,6}}[^\n]{{0,200}}))"
+    note = r"(?:[ \t]?(?P<note>[(\[][^()\[\]\n]{1,30}[)\]]))?"
+    of_what = r"(?:[ \t](?:of|for) (?:this|the|my)(?: \w{1,20}){1,3})?"
+    colon = r"[:\uff1a=|]|[-\u2013=]{1,2}>|\u2192|(?<=[ \t])[-\u2013\u2014](?=[ \t])"
+    link = rf"(?(loose)(?:{links})(?![A-Za-z])[ \t]?:?|(?!))"
+    only = rf"|(?:{colon_labels})" if colon_labels else ""
+    label = rf"(?:(?P<loose>{labels}){only})(?![A-Za-z]){note}{of_what}"
+    return rf"(?<![A-Za-z0-9]){label}{mark}(?P<sep>{colon}|{link})(?=(?P<rest>\s{{0,6}}[^\n]{{0,200}}))"
 
 
 def words(listed: str, separator: str | None = None) -> frozenset[str]:

@@ -11,6 +11,7 @@ from critic.verdicts.grammar import (
     first_line,
     label_pattern,
     last_line,
+    last_sentence,
     opened,
     plain,
     words,
@@ -75,7 +76,12 @@ class LabelGrammar:
     def closing(self, body: str) -> str | None:
         """Read a last line that is a label, a first line that is one or begins with one."""
         first = first_line(body)
-        return self._whole(last_line(body)) or self._whole(first) or self.statement(first)
+        return (
+            self._whole(last_line(body))
+            or self._whole(last_sentence(body))
+            or self._whole(first)
+            or self.statement(first)
+        )
 
     def claims(self, body: str) -> frozenset[object]:
         """Return nothing: what prose says for a label is not told by rule."""

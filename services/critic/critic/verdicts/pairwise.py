@@ -69,16 +69,20 @@ _CLAIM = re.compile(
     rf"(?:(?:is|was|remains|sounds|looks|reads|seems|feels)\s+{_ADVERBS}{_BETTER}"
     r"|(?:\w+ly\s+)?(?:wins|outperforms|beats|surpasses|dominates))(?![A-Za-z])"
 )
+_WORSE = re.compile(
+    rf"(?<![A-Za-z0-9]){_NOUN}(?<![A-Za-z0-9])([AB])\s+(?:is|was|remains|sounds|looks|reads|seems|feels)\s+{_ADVERBS}"
+    r"(?:worse|worst|inferior|weaker|weakest)(?![A-Za-z])"
+)
 _LABELS = re.compile(
     "(?i:"
     + label_pattern(
         r"verdict|winner|preference|choice|decision|judge?ment|conclusion|ruling|"
         r"(?:better|best|stronger|superior|preferred|winning) (?:assistant|answer|response|model|option|output|one|"
-        r"candidate|solution|summary)|\u5224\u65ad|\u5224\u51b3|\u88c1\u51b3|\u7ed3\u8bba|"
+        r"candidate|solution|summary)|(?:\u5224\u65ad|\u5224\u51b3|\u88c1\u51b3|\u8bc4\u5224)(?:\u7ed3\u679c)?|\u7ed3\u8bba|"
         r"\u80dc\u8005|\u83b7\u80dc\u8005|\u8d62\u5bb6|\u9009\u62e9|"
         r"\u66f4\u597d\u7684(?:\u56de\u7b54|\u7b54\u6848)?|\u4f18\u80dc\u8005",
         r"answer|result|better|best|preferred",
-        links=r"is|was|goes to|would be|\u662f|\u4e3a",
+        links=r"is|was|goes to|would be|must be|should be|has to be|\u662f|\u4e3a",
     )
     + ")"
 )
@@ -137,16 +141,22 @@ class PairwiseGrammar:
                 return Winner(match[1])
         if _TIE_CLOSING.fullmatch(sentence):
             return self._tie()
-        return self._alone(first_line(body))
+        alone = self._alone(sentence)
+        return self._alone(first_line(body)) if alone is None else alone
 
     def claims(self, body: str) -> frozenset[object]:
         """Return who is called better in so many words."""
-        return frozenset(Winner(match[1]) for match in _CLAIM.finditer(body))
+        for_one = {Winner(match[1]) for match in _CLAIM.finditer(body)}
+        against = {Winner.B if m[1] == "A" else Winner.A for m in _WORSE.finditer(body)}
+        return frozenset(for_one | against)
 
     def _alone(self, line: str) -> Winner | None:
         text = plain(line.lstrip("#>- " + OPEN))
         if text.casefold() in _TIES - {"both", "neither", "equal"}:
             return self._tie()
+        order = _ORDER.fullmatch(text)
+        if order:
+            return self._ordered(*order.groups())
         named = re.fullmatch(rf"{_NOUN}([AB])", text)
         return Winner(named[1]) if named else None
 

@@ -26,11 +26,11 @@ _NO_NUMBER = re.compile(
     r"(?i:[-+]?(?:nan|inf(?:inity)?|null|none|n/?a|unknown|undefined|not applicable|unclear|cannot|can't|unable)\b)"
 )
 _RUNS_ON = re.compile(
-    r"[,.]?[0-9]|[^\s*_`~\"'\u201d\u2019)\]}>.,;:!?/|(\u300d\u3002\uff0c\uff1b\uff01\uff08<\u2014\u2013%\\$\u5206-]"
+    r"[,.]?[0-9]|[^\s*_`~\"'\u201d\u2019)\]}>.,;:!?/|(\u300d\u3002\uff0c\uff1b\uff01\uff08<\u2014\u2013\u00b1%\\$\u5206-]"
 )
 _UNIT = re.compile(r"(?i:\s?(?:points?|pts|stars?|marks?|\u5206)(?![A-Za-z]))")
 _MARKUP = re.compile(r"[*_`~\"'\u201d\u2019)\]}$]*\s*")
-_RANGE = re.compile(r"(?i:(?:-|\u2013|\u2014|~|to|or|and)\s*[-+]?\.?[0-9])")
+_RANGE = re.compile(r"(?i:(?:-|\u2013|\u2014|~|\u00b1|\+/-|to|or|and)\s*[-+]?\.?[0-9])")
 _HYPOTHESIS = re.compile(
     r"(?i:(?:would|could|might|requires?|means|is (?:for|given|reserved)|if)\b)"
 )
@@ -49,6 +49,9 @@ _GIVEN = re.compile(
     rf"[^.\n0-9]{{0,40}}?)\s(?P<rest>{_NUM}(?=\s*(?:[/.,;!)]|$|\n)|\s(?:on|for|because|since|as|overall|out)\b).{{0,40}})"
 )
 """I would rate this story a 2 on complexity."""
+_FRACTION = re.compile(
+    rf"{_NUM}\s*(?:/|(?i:out of))\s*{_NUM}[*_`]*\s*(?:[,.;:!(\u2014\u2013]|-\s)(?![0-9])"
+)
 _POINT = re.compile(
     rf"(?m:^)[ \t*_`]{{0,4}}({_NUM})[*_`]{{0,2}}\s?(?:[\u2014\u2013:]|-\s)\s?(?=[^\W\d_])"
 )
@@ -56,8 +59,8 @@ _POINT = re.compile(
 _LABELS = re.compile(
     "(?i:"
     + label_pattern(
-        r"scores?|rating|reward|grade|\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u603b\u5206|\u6253\u5206",
-        r"marks?|verdict|result",
+        r"score|rating|reward|grade|\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u603b\u5206|\u6253\u5206",
+        r"marks?|verdict|result|overall",
         links=r"is|was|of|would be|to|\u662f|\u4e3a",
     )
     + ")"
@@ -114,12 +117,14 @@ class ScoreGrammar:
         """Read a line that is a number, a last sentence that rates with a scale, a first line such as 3 - coherent."""
         for line in (last_line(body), first_line(body)):
             text = plain(line.lstrip(">"))
-            if re.fullmatch(rf"{_NUM}(?:\s*(?:/|(?i:out of|of))\s*{_NUM})?", text):
+            if re.fullmatch(rf"{_NUM}(?:\s*(?:/|(?i:out of|of))\s*{_NUM}|\s?%)?", text):
                 return self.statement(text)
         rated = [_RATED.search(last_sentence(body)), *_GIVEN.finditer(body)]
         for match in reversed(rated):
             if match and match["rest"][:1] in "+-.0123456789":
                 return self.statement(match["rest"])
+        if _FRACTION.match(opened(body)):
+            return self.statement(body[:200])
         points = [point for point in _POINT.finditer(body) if point[1]]
         if len(points) == 1 and points[0].start() == 0:
             return self.statement(points[0][1])

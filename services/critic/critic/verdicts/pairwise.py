@@ -37,6 +37,10 @@ _TIE_SAID = re.compile(
     r"|\u5e73\u5c40|\u5e73\u624b)"
     r"(?:[^\w\s-]|\s*$|\s+(?:between|because|since|as)\b)"
 )
+_NEITHER = re.compile(
+    rf"(?i:unclear|undecided|undetermined|inconclusive|none\b|null\b|n/?a\b|cannot|can't|unable|invalid|unsure)"
+    rf"|{_NOUN}[AB]\s*(?:/|,|\||(?i:or|and)\b)\s*{_NOUN}[AB](?![A-Za-z'])(?=\W*(?:$|\n|or\b|/|\|))"
+)
 _BETTER = (
     r"(?:better|best|superior|stronger|strongest|preferable|preferred|winner|\u66f4\u597d)"
     r"(?: (?:one|answer|response|choice|option|overall|assistant|model))*"
@@ -116,6 +120,8 @@ class PairwiseGrammar:
     def statement(self, rest: str) -> Winner | None:
         """Read A or B as a name (not the article), an order such as A > B, or a tie."""
         text = opened(rest)
+        if _NEITHER.match(text):
+            raise UnclearError(f"found {text[:60]!r}, and one verdict was asked for")
         order = _ORDER.match(text)
         if order:
             return self._ordered(*order.groups())

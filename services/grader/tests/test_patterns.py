@@ -1,10 +1,12 @@
 """Patterns of definitions: which are refused, and that none hangs."""
 
+import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from grader.patterns import PatternError, compile_pattern
+from grader.patterns import TIMEOUT_SECONDS, PatternError, compile_pattern
 from grader.results import GradingFaultError
 from trajectory.types import GraderErrorKind
 
@@ -65,3 +67,14 @@ def test_a_search_without_end_is_a_fault_of_the_definition() -> None:
             search("a" * 100 + "b")
         assert caught.value.kind is GraderErrorKind.TIMEOUT
         assert caught.value.client and not caught.value.retryable
+
+
+@pytest.mark.slow
+def test_what_other_searches_take_does_not_count() -> None:
+    quadratic = compile_pattern(r"\s+$")
+    text = "x" + " " * 6000 + "y"
+    start = time.thread_time()
+    assert not quadratic.search(text)
+    assert time.thread_time() - start < TIMEOUT_SECONDS
+    with ThreadPoolExecutor(8) as pool:
+        assert not any(pool.map(quadratic.search, [text] * 8))

@@ -222,9 +222,9 @@ async def test_a_function_that_hangs_is_killed_with_what_it_started(
     marker = tmp_path / "pids"
     record = make_record(item={"marker": str(marker)})
     with pytest.raises(GradingFaultError) as raised:
-        await _outcome(pool, record, instruments, function="hangs", timeout_seconds=0.5)
+        await _outcome(pool, record, instruments, function="hangs", timeout_seconds=2)
     assert raised.value.kind is GraderErrorKind.TIMEOUT
-    assert "within 0.5 s" in raised.value.detail
+    assert "within 2 s" in raised.value.detail
     pids = [int(pid) for pid in marker.read_text().split()]
     async with asyncio.timeout(10):
         while not all(_gone(pid) for pid in pids):

@@ -126,10 +126,9 @@ def test_an_unknown_number_type_is_named(tiny_reward_model: Path) -> None:
 class Counting:
     """Scores a conversation by the length of its last text; refuses `refuse`."""
 
-    def __init__(self, gate: threading.Event) -> None:
-        self.gate = gate
+    def __init__(self, busy: threading.Event, gate: threading.Event) -> None:
+        self.busy, self.gate = busy, gate
         self.batches: list[int] = []
-        self.busy = threading.Event()
 
     def encode(self, conversation: Conversation) -> tuple[int, ...]:
         text = conversation[-1].text
@@ -155,7 +154,7 @@ class Shelf:
     """Opens counting models and remembers the order."""
 
     def __init__(self, max_loaded: int = 2) -> None:
-        self.gate = threading.Event()
+        self.busy, self.gate = threading.Event(), threading.Event()
         self.gate.set()
         self.opened: list[str] = []
         self.models: dict[str, Counting] = {}
@@ -165,7 +164,7 @@ class Shelf:
 
     def _open(self, folder: Path, dtype: str) -> Counting:
         self.opened.append(folder.name)
-        return self.models.setdefault(folder.name, Counting(self.gate))
+        return self.models.setdefault(folder.name, Counting(self.busy, self.gate))
 
     def _resolve(self, path: str) -> Path:
         if path == "nowhere":
@@ -181,8 +180,7 @@ async def test_what_waits_for_a_busy_model_is_scored_in_one_go() -> None:
     shelf = Shelf()
     shelf.gate.clear()
     first = asyncio.create_task(shelf.score("a", "1"))
-    while "a" not in shelf.models or not shelf.models["a"].busy.is_set():
-        await asyncio.sleep(0)
+    assert await asyncio.to_thread(shelf.busy.wait, 10)
     texts = ["22", "refuse", "333", "4444"]
     rest = [asyncio.create_task(shelf.score("a", text)) for text in texts]
     await asyncio.sleep(0)

@@ -22,6 +22,7 @@ from grader.combination import Combination, Member, parse_members
 from grader.fields import MAX_PROBLEMS, Fields, Problems, shown
 from grader.guards.guarding import Posted, parse_guards
 from grader.guards.table import GUARDS
+from grader.jsonvalues import finite, is_unicode
 from grader.kinds.base import KindTable
 from grader.kinds.table import KINDS
 
@@ -139,8 +140,11 @@ def _load(text: str, problems: Problems) -> dict[str, object] | None:
         values = json.loads(
             text,
             parse_constant=_refuse_constant(problems),
+            parse_float=finite,
             object_pairs_hook=_refuse_doubles(doubled),
         )
+        if "\\u" in text and not is_unicode(values):
+            raise ValueError("holds half of a surrogate pair")
     except (ValueError, RecursionError) as err:
         problems.add("", f"is not JSON: {err}; found {shown(text)}")
         return None

@@ -46,7 +46,10 @@ class Problems:
 
 def shown(value: object) -> str:
     """Return a value as short JSON, for messages."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        text = "a value that is nested too deep"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -151,7 +154,7 @@ class Fields:
             and len(value) == 2
             and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
             and all(abs(v) <= sys.float_info.max for v in value)
-            and value[0] < value[1]
+            and 0 < value[1] - value[0] <= sys.float_info.max
         ):
             return float(value[0]), float(value[1])
         self.problems.add(

@@ -4,6 +4,7 @@ Numbers are equal by value (1 = 1.0), booleans are no numbers, the order of keys
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeGuard
 
@@ -16,17 +17,18 @@ def read_json(text: str) -> object:
     """Read a whole text as one JSON value.
 
     Raises:
-        ValueError: it is no JSON, holds NaN, infinity or half a surrogate pair, is too long or nested too deep.
+        ValueError: it is no JSON, holds NaN, an infinite number (1e999) or half a surrogate pair, is too long or nested
+            too deep.
     """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"has {len(text)} characters, at most {MAX_CHARACTERS} are read as JSON")
     try:
-        value: object = json.loads(text, parse_constant=_refuse)
+        value: object = json.loads(text, parse_constant=_refuse, parse_float=finite)
     except RecursionError as err:
         raise ValueError(f"is nested deeper than {MAX_DEPTH}") from err
     if is_deep(value):
         raise ValueError(f"is nested deeper than {MAX_DEPTH}")
-    if "\\u" in text and not _is_unicode(value):
+    if "\\u" in text and not is_unicode(value):
         raise ValueError("holds half of a surrogate pair")
     return value
 
@@ -72,7 +74,20 @@ def texts_in(value: object) -> Iterator[str]:
             yield from texts_in(inner)
 
 
-def _is_unicode(value: object) -> bool:
+def finite(text: str) -> float:
+    """Return the number that JSON text says.
+
+    Raises:
+        ValueError: it is infinite.
+    """
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"holds the number {text[:40]}, which is too large")
+    return number
+
+
+def is_unicode(value: object) -> bool:
+    """Whether a value that is not deep holds no half of a surrogate pair, which no wire takes."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

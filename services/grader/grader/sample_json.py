@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 20
 
 
 def sample_json(sample: Sample) -> dict[str, object]:
-    """Return a sample as JSON values; `output_json` may hold an infinite number (1e999)."""
+    """Return a sample as JSON values."""
     messages = [message_json(message) for message in sample.record.messages]
     if not fits(messages):
         messages = []

@@ -1,7 +1,8 @@
 """JSON Schemas of definitions (draft 2020-12), checked within bounds.
 
-The package jsonschema would fetch a `$ref` to another address, search patterns without a time limit and compare the
-elements of `uniqueItems` pair by pair; here a reference stays inside the schema, patterns are `grader.patterns`,
+The package jsonschema would fetch a `$ref` to another address, search patterns without a time limit, compare the
+elements of `uniqueItems` pair by pair, and divide binary fractions for `multipleOf` (then 0.3 is no multiple of 0.1,
+and a number of 400 digits an error); here a reference stays inside the schema, patterns are `grader.patterns`,
 `patternProperties` is refused, and the whole has a limit of time.
 """
 
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError, validators
@@ -115,6 +117,20 @@ def _unique_items(
         yield ValidationError("has an element twice")
 
 
+def _multiple_of(
+    validator: Any, step: float, instance: object, schema: object
+) -> Iterator[ValidationError]:
+    if isinstance(instance, bool) or not isinstance(instance, int | float):
+        return
+    if _exact(instance) % _exact(step):
+        yield ValidationError(f"{instance} is not a multiple of {step}")
+
+
+def _exact(number: float) -> Fraction:
+    """Return a number of JSON as it was written."""
+    return Fraction(number) if isinstance(number, int) else Fraction(str(number))
+
+
 def _plain(value: object) -> object:
     """Write equal numbers alike: 1.0 as 1."""
     if isinstance(value, float) and value.is_integer():
@@ -143,7 +159,12 @@ def _timed(keyword: _Keyword) -> _Keyword:
     return check
 
 
-_KEYWORDS = {**Draft202012Validator.VALIDATORS, "pattern": _pattern, "uniqueItems": _unique_items}
+_KEYWORDS = {
+    **Draft202012Validator.VALIDATORS,
+    "multipleOf": _multiple_of,
+    "pattern": _pattern,
+    "uniqueItems": _unique_items,
+}
 _Validator: Any = validators.extend(
     Draft202012Validator, {name: _timed(keyword) for name, keyword in _KEYWORDS.items()}
 )

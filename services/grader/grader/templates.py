@@ -23,9 +23,13 @@ from grader.results import GradingFaultError
 from grader.sample import Sample
 from trajectory.types import GraderErrorKind, OutcomeKind
 
-_HOLE = re.compile(r"\{\{\s*([^{}]*?)\s*\}\}")
+MAX_HOLES = 100
+"""Of one text; a response may be a megabyte, and each hole brings it in again."""
+
+_HOLE = re.compile(r"\{\{([^{}]*)\}\}")
 _PATH = re.compile(r"(item|sample)\.([\w-]+)((?:\.[\w-]+|\[-?\d{1,9}\])*)")
 _STEP = re.compile(r"\.([\w-]+)|\[(-?\d+)\]")
+_ARGUMENTS = re.compile(r"sample\.output_tools\[-?\d+\]\.function\.arguments")
 _SAMPLE_FIELDS = ("output_text", "output_json", "output_tools")
 
 
@@ -110,15 +114,18 @@ def parse_template(text: str) -> Template:
     """Check the paths of a template.
 
     Raises:
-        TemplateError: a hole is neither item.<field> nor a field of the sample.
+        TemplateError: a hole is neither item.<field> nor a field of the sample, or there are too many.
     """
-    pieces = tuple(_HOLE.split(text))
+    pieces = _HOLE.split(text)
+    pieces[1::2] = [path.strip() for path in pieces[1::2]]
+    if len(pieces) // 2 > MAX_HOLES:
+        raise TemplateError(f"has {len(pieces) // 2} holes, at most {MAX_HOLES} are filled")
     for path in pieces[1::2]:
         check_path(path)
     rest = "".join(pieces[::2])
     if "{{" in rest or "}}" in rest:
         raise TemplateError("has a '{{' or '}}' without its partner")
-    return Template(source=text, pieces=pieces)
+    return Template(source=text, pieces=tuple(pieces))
 
 
 def parse_value_template(value: object) -> ValueTemplate:
@@ -175,7 +182,7 @@ def _below(
     """Go down from a value by the steps of a path."""
     whole, here = start + steps, start
     for key, index in _STEP.findall(steps):
-        if isinstance(value, str) and here.startswith("sample.") and here.endswith(".arguments"):
+        if isinstance(value, str) and _ARGUMENTS.fullmatch(here):
             value = _arguments(value, here)
         if key:
             if not isinstance(value, Mapping):

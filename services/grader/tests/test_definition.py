@@ -84,7 +84,24 @@ def test_every_wrong_field_is_named_at_once() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '{"type": NaN}', "[" * 10_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "null",
+        '{"type": NaN}',
+        '{"type": "length", "alpha": 1e999}',
+        '{"type": "answer", "reference": "1", "name": "\\ud800"}',
+        "[" * 10_000,
+        *(
+            '{"type": "\\u0061", "reference": ' + "[" * depth + "]" * depth + "}"
+            for depth in range(900, 1000)
+        ),
+    ],
+)
 def test_what_is_no_json_object_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         Definitions(package_version="1").parse(text)
@@ -175,6 +192,15 @@ def test_thousands_of_double_keys_are_found_at_once() -> None:
     assert time.monotonic() - started < 5
 
 
+def test_a_grader_inside_another_has_no_weight() -> None:
+    found = _violations(
+        {"type": "length", "target": 1, "alpha": 1, "answer": {**ANSWER, "weight": 2}}
+    )
+    assert found == {
+        "answer.weight": "unknown key 'weight'; known are extract, name, reference, tolerance, type"
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "path", "said"),
     [
@@ -184,6 +210,7 @@ def test_thousands_of_double_keys_are_found_at_once() -> None:
         ({"range": [0, True]}, "range", "two numbers"),
         ({"range": ["0", "1"]}, "range", "two numbers"),
         ({"range": [0, 10**400]}, "range", "two numbers"),
+        ({"range": [-1.7e308, 1.7e308]}, "range", "two numbers"),
         ({"from": [0, 2]}, "from", "is for rule affine, and the rule is clip"),
         ({"rule": "affine"}, "from", "is required for rule affine"),
         ({"rule": "affine", "from": [2, 0]}, "from", "low < high"),

@@ -45,6 +45,10 @@ async def _judge(desk: GradingDesk, record: RolloutRecord, must: object, **more:
         ({"json_schema": {"schema": SCHEMA}}, '{"code": "A12", "n": 1.0}', '{"n": 2}'),
         ({"json_schema": {"schema": {"uniqueItems": True}}}, "[1, true, [1]]", "[{}, 1, {}]"),
         ({"json_schema": {"schema": {"uniqueItems": True}}}, "[1, 2]", "[[1], [1.0]]"),
+        ({"json_schema": {"schema": {"multipleOf": 0.1}}}, "0.3", "0.35"),
+        ({"json_schema": {"schema": {"multipleOf": 0.5}}}, "1" + "0" * 400, "1" + "0" * 400 + ".3"),
+        ({"json_schema": {"schema": {"multipleOf": 3}}}, "true", "1e300"),
+        ({"json": True}, "1e308", "1e309"),
         ({"regex": {"pattern": "\\d{3}"}}, "code 123.", "code 12"),
         ({"regex": {"pattern": "\\d{3}", "whole": True}}, "123", "123."),
         ({"tags": TAGS}, "<think>a</think>\n<answer>b</answer>\n", "<answer>b</answer>"),
@@ -81,6 +85,7 @@ async def _judge(desk: GradingDesk, record: RolloutRecord, must: object, **more:
         ),
         ({"max_characters": 3}, "abc", "abcd"),
         ({"min_characters": 3}, "abc", "ab"),
+        ({"min_characters": 3}, "a c", " ab \n\n\n"),
     ],
 )
 async def test_gold_keeps_a_rule_and_wrong_does_not(
@@ -135,7 +140,9 @@ async def test_the_text_may_be_a_field_of_the_response(
         ({"regex": {"pattern": "a" * 2001}}, "must.regex.pattern"),
         ({"regex": {"pattern": "(" * 500 + ")" * 500}}, "must.regex.pattern"),
         ({"tags": {"names": []}}, "must.tags.names"),
+        ({"tags": {"names": ["a", "b", "a"]}}, "must.tags.names"),
         ({"max_characters": -1}, "must.max_characters"),
+        ({"max_characters": 3, "min_characters": 4}, "must.min_characters"),
     ],
 )
 def test_a_wrong_definition_names_its_field(must: object, path: str) -> None:

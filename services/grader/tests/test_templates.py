@@ -104,6 +104,8 @@ def test_what_the_task_lacks_is_the_datasets_fault(
         ('{"b": 1}', "output_json.a", OutcomeKind.FORMAT),
         ('{"a": null}', "output_json.a", OutcomeKind.FORMAT),
         ('{"a": [1]}', "output_json.a[1]", OutcomeKind.FORMAT),
+        ('{"arguments": "{\\"x\\": 1}"}', "output_json.arguments.x", OutcomeKind.FORMAT),
+        ('{"a": 1e999}', "output_json.a", OutcomeKind.FORMAT),
         ('{"a": NaN}', "output_json.a", OutcomeKind.FORMAT),
         ('{"a": "\\ud800"}', "output_json.a", OutcomeKind.FORMAT),
         ("[" * 70 + "]" * 70, "output_json", OutcomeKind.FORMAT),
@@ -149,6 +151,9 @@ async def test_a_response_without_json_scores_zero_whatever_the_operation(
         "{{item.x",
         "item.x}}",
         "{{}}",
+        "{{" + " " * 200_000,
+        "{{ " * 80_000,
+        "{{item.x}}" * 101,
     ],
 )
 def test_what_no_sample_can_have_is_refused(text: str) -> None:

@@ -55,7 +55,6 @@ class KindTable:
         kind = fields.values.get("type")
         fields.has("type")
         fields.has("name")
-        fields.has("weight")
         parser = self._parsers.get(kind) if isinstance(kind, str) else None
         if parser is None and not fields.problems.full:
             found = "is required" if kind is None else f"{shown(kind)} is not a grader type"

@@ -10,7 +10,8 @@ r"""`format`: the share of rules of form that a text keeps.
 | `json_schema` {schema} | it is JSON that fits the schema (draft 2020-12; see `grader.schemas`) |
 | `regex` {pattern, whole} | the pattern is found in the text; with `whole` true it is all of the text |
 | `tags` {names, only} | each tag opens and closes once, in this order, around text; with `only` true nothing else |
-| `max_characters`, `min_characters` | the text has at most, at least so many characters |
+| `max_characters` | the text has at most so many characters |
+| `min_characters` | it has at least so many, without the blank space around it |
 
 value is the share of the rules that hold, each rule a part of 0 or 1; unless all hold the kind is format. An empty text
 keeps no rule.
@@ -162,7 +163,8 @@ class AtLeast:
 
     def problem(self, text: str) -> str:
         """Return what is wrong with a text; empty if nothing."""
-        return "" if len(text) >= self.characters else f"the text has {len(text)} characters"
+        length = len(text.strip())
+        return "" if length >= self.characters else f"the text has {length} characters"
 
 
 def parse(fields: Fields, kinds: Kinds) -> FormatGrader | None:
@@ -174,18 +176,32 @@ def parse(fields: Fields, kinds: Kinds) -> FormatGrader | None:
     must = fields.child("must")
     if must is None:
         return None
-    rules = {}
+    rules: dict[str, Rule] = {}
     for name, read in _RULES.items():
         if must.has(name):
             rule = read(must, name)
             if rule is not None:
                 rules[name] = rule
     must.finish()
+    _check_lengths(must, rules)
     if not must.values:
         fields.problems.add(
             must.path, f"must hold at least one rule; known are {', '.join(_RULES)}"
         )
     return FormatGrader(input=given, rules=rules) if rules else None
+
+
+def _check_lengths(must: Fields, rules: Mapping[str, Rule]) -> None:
+    most, least = rules.get("max_characters"), rules.get("min_characters")
+    if (
+        isinstance(most, AtMost)
+        and isinstance(least, AtLeast)
+        and least.characters > most.characters
+    ):
+        must.problems.add(
+            must.at("min_characters"),
+            f"must be at most max_characters, {most.characters}, found {least.characters}",
+        )
 
 
 def _parse_json(fields: Fields, key: str) -> Rule | None:
@@ -222,6 +238,10 @@ def _parse_tags(fields: Fields, key: str) -> Rule | None:
     if child is None:
         return None
     rule = HasTags(child.texts("names"), child.flag("only", False))
+    if len(set(rule.names)) < len(rule.names):
+        child.problems.add(
+            child.at("names"), f"must name each tag once, found {shown(list(rule.names))}"
+        )
     child.finish()
     return rule
 

@@ -44,7 +44,7 @@ def assert_whole(suite: Suite, run_id: str, steps: int) -> None:
     assert audit["findings"] == [], audit
 
 
-SERVICES = ("rollout", "sandbox", "tool_gateway", "grader", "learner", "console", "nats")
+SERVICES = ("rollout", "sandbox", "tool_gateway", "grader", "critic", "learner", "console", "nats")
 
 
 def test_each_service_killed_once_in_one_run_loses_nothing(

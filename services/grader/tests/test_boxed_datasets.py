@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from code_mutants import Program, humaneval, mbpp, mutants, passes_in_plain_python
+from coding.code_mutants import Program, humaneval, mbpp, mutants, passes_in_plain_python
 from real_rooms import RealSuite, real, service
 
 from grader.definition import Definitions

@@ -10,6 +10,8 @@ MAX_CODE = 512 * 1024
 """Characters of code that are run."""
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*")
 _PYTHON = frozenset(("python", "python3", "py", "{.python}", "{python}"))
+_LONGEST_FENCE = 200
+"""Characters of a line that may begin or end a block."""
 _STATEMENT = re.compile(r"^(?:def|class|async def|import|from|@\w|\w+ *=[^=])", re.MULTILINE)
 
 
@@ -51,7 +53,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     fence, mark, indent = "", "", 0
     lines: list[str] = []
     for line in text.splitlines(keepends=True):
-        match = _FENCE.fullmatch(line.rstrip("\r\n"))
+        match = _FENCE.fullmatch(line.rstrip("\r\n")) if len(line) <= _LONGEST_FENCE else None
         if not fence:
             if match is not None:
                 fence, mark = match.group(1), match.group(2).lower()

@@ -142,6 +142,36 @@ async def test_state_is_read_from_outside_whatever_the_agent_left(
     assert time.monotonic() - begun < SECONDS
 
 
+async def test_commands_of_state_run_in_what_the_agent_left(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    checks = [
+        {"command": ["cat", "/root/x"], "stdout_matches": "^left$"},
+        {"command": ["sh", "-c", "test -e /work/none"], "exit_code": 1},
+        {"command": ["sleep", "60"]},
+    ]
+    definition = {"type": "state", "checks": checks, "per_check": True, "timeout_seconds": 2}
+    origin = await real.leave({"/root/x": b"left\n"})
+    found = await graded(real, make_record, definition, origin=origin)
+    assert found.value == 2 / 3, found.explanation
+
+
+async def test_a_command_is_timed_against_another(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    definition = {
+        "type": "performance",
+        "tests": {"source": "files", "command": ["sh", "prog.sh"]},
+        "command": ["sh", "prog.sh"],
+        "reference_command": ["sleep", "0.1"],
+        "runs": 3,
+    }
+    for program, low, high in (("sleep 0.4", 0.1, 0.5), ("true", 1.0, 1.0), ("exit 1", 0.0, 0.0)):
+        origin = await real.leave({"/work/prog.sh": program.encode()})
+        found = await graded(real, make_record, definition, origin=origin)
+        assert low <= found.value <= high, found.explanation
+
+
 async def test_performance_cannot_be_gained_from_what_an_earlier_run_left(
     real: RealSuite, make_record: Callable[..., object]
 ) -> None:

@@ -275,6 +275,9 @@ async def test_a_task_without_its_tests_is_the_datasets_fault(desk: Desk) -> Non
         "```python\n" + "(" * 200_000 + "\n```",
         "```python\n" + "-" * 200_000 + "1\n```",
         "```" * 300_000,
+        "```" + "a" * 1_000_000 + "`",
+        "```" + " " * 1_000_000 + "`\n```",
+        "a" * 1_000_000 + "\n" + " " * 1_000_000,
         "```python\n\x00\x1b[2J\u202e\ud800\n```",
         "[" * 100_000 + "]" * 100_000,
     ],
@@ -283,6 +286,18 @@ async def test_hostile_responses_score_0(desk: Desk, text: str) -> None:
     found = await desk.grade(of_tests(), text)
     assert found.value == 0.0
     assert found.kind in (OutcomeKind.FORMAT, OutcomeKind.REASONING)
+
+
+async def test_what_code_says_of_itself_is_text_that_can_be_stored(desk: Desk) -> None:
+    code = "```python\ndef add(a, b): raise ValueError('\\ud800' * 9)\n```"
+    found = await desk.grade(of_tests(), code)
+    assert found.value == 0.0
+    assert "ValueError: ?????????" in found.explanation
+
+
+async def test_code_is_run_as_it_stands(desk: Desk) -> None:
+    code = "```python\ndef add(a: int, b: int): return a + b\nkind = add.__annotations__['a']\n```"
+    assert (await desk.grade(of_tests(test="assert kind == int"), code)).value == 1.0
 
 
 async def test_files_of_the_agent_are_tested_as_a_module(desk: Desk) -> None:

@@ -40,7 +40,10 @@ class Session:
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             if request["op"] == "setup":
-                exec(compile(request["setup"], "<setup>", "exec"), self._module.__dict__)
+                exec(
+                    compile(request["setup"], "<setup>", "exec", dont_inherit=True),
+                    self._module.__dict__,
+                )
                 return {"value": None}
             if request["op"] == "load":
                 return self._load(request)
@@ -65,7 +68,7 @@ class Session:
             module.__file__ = request["path"]
             with open(request["path"], "rb") as file:
                 text = file.read()
-        exec(compile(text, f"<{NAME}>", "exec"), module.__dict__)
+        exec(compile(text, f"<{NAME}>", "exec", dont_inherit=True), module.__dict__)
         names = {
             name: self._exported(module.__dict__[name])
             for name in request["wanted"]

@@ -19,9 +19,10 @@ def main(job: dict[str, Any]) -> None:
         os.dup2(nowhere, descriptor)
     try:
         found = {"value": _value(_grade(job))}
-    except BaseException as err:  # also SystemExit: the grader must return
+    except BaseException:  # also SystemExit: the grader must return
         lines = traceback.format_exc().strip().splitlines()
-        found = {"raised": "\n".join(lines[-_LAST_LINES:]), "type": type(err).__name__}
+        last = "\n".join(lines[-_LAST_LINES:])
+        found = {"raised": last.encode("utf-8", "replace").decode("utf-8")}
     verdict.write(job["nonce"] + " " + json.dumps(found) + "\n")
     verdict.flush()
     os._exit(0)
@@ -29,7 +30,7 @@ def main(job: dict[str, Any]) -> None:
 
 def _grade(job: dict[str, Any]) -> Any:
     namespace: dict[str, Any] = {"__name__": "grader_code"}
-    exec(compile(job["source"], "<grader>", "exec"), namespace)
+    exec(compile(job["source"], "<grader>", "exec", dont_inherit=True), namespace)
     found = namespace["grade"](job["sample"], job["item"])
     if hasattr(found, "__await__"):
         import asyncio

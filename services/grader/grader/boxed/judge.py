@@ -160,7 +160,7 @@ def _enough(results: list[Any], job: dict[str, Any]) -> bool:
 
 def _compiled(name: str, text: str) -> Any:
     try:
-        return compile(text, "<test>", "exec")
+        return compile(text, "<test>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as err:
         raise Unfit(f"{name or 'test'}: is no Python: {err}") from err
 
@@ -261,6 +261,9 @@ def _attempt(name: str, run: Callable[..., Any], bench: Bench) -> dict[str, Any]
 
 
 def _short(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode(
+        "utf-8"
+    )  # half a surrogate pair is no text for others
     return text if len(text) <= _MAX_DETAIL else text[: _MAX_DETAIL - 3] + "..."
 
 

@@ -12,6 +12,7 @@ or be prepared for nothing. A command is timed likewise, against `reference_comm
 of the runs spreads by more than `max_spread` (0.25) of their median, the explanation says so.
 """
 
+import asyncio
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,15 +76,16 @@ class PerformanceGrader:
         async with instruments.boxes.box(self.box.spec(agent_folders=folders)) as box:
             reference = self.reference_seconds
             if self.reference_command:
-                job = self._command_job(sample, self.reference_command)
+                job = await asyncio.to_thread(self._command_job, sample, self.reference_command)
                 measured = _of_command(await judge(box, job, timeout_seconds=limit))
                 if measured.broken:
                     raise _fault(f"reference_command: {measured.broken}")
                 reference = measured.seconds
             if self.command:
-                job = self._command_job(sample, self.command)
+                job = await asyncio.to_thread(self._command_job, sample, self.command)
                 return _of_command(await judge(box, job, timeout_seconds=limit), reference)
-            verdict = await judge(box, self._code_job(sample), timeout_seconds=2 * limit)
+            job = await asyncio.to_thread(self._code_job, sample)
+            verdict = await judge(box, job, timeout_seconds=2 * limit)
         said = verdict.said
         if said is None or "broken" in said:
             return _Timed(broken=verdict.ended if said is None else str(said["broken"]))

@@ -100,7 +100,7 @@ def _problem(source: str) -> str:
     if size > MAX_SOURCE_BYTES:
         return f"has {size} bytes, at most {MAX_SOURCE_BYTES} are allowed"
     try:
-        code = compile(source, "<grader>", "exec")
+        code = compile(source, "<grader>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         return f"is no Python: {err}"
     if "grade" not in code.co_names:

@@ -19,6 +19,7 @@ in another and is only ever asked for data (`grader.boxed`). A command's tests s
 there the verdict is its exit code and, with `{report}`, what its JUnit report says.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -107,7 +108,7 @@ class TestsGrader:
 
     async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return 1 if all tests pass, else 0; with `per_test` the share that passed."""
-        job = self.job(sample)
+        job = await asyncio.to_thread(self.job, sample)
         if isinstance(job, Graded):
             return job
         folders = (self.folder,) if self.uses_files else ()
@@ -116,7 +117,7 @@ class TestsGrader:
                 verdict = await judge(box, job, timeout_seconds=self.box.timeout_seconds)
         except JobTooLargeError as err:
             return too_large(err, sample)
-        return self.graded(verdict, sample)
+        return self._graded(verdict, job, sample)
 
     @property
     def uses_files(self) -> bool:
@@ -164,18 +165,18 @@ class TestsGrader:
             return _short_of(sample, OutcomeKind.FORMAT, size)
         return {**code, "code": found.text, "fenced": found.fenced}
 
-    def graded(self, verdict: Verdict, sample: Sample) -> Graded:
-        """Return the finding of a verdict."""
+    def _graded(self, verdict: Verdict, job: Mapping[str, object], sample: Sample) -> Graded:
         if verdict.said is None:
             return _short_of(sample, OutcomeKind.REASONING, verdict.ended)
         if isinstance(self.how, CommandTests):
             return self._of_command(verdict.said, sample)
         if "broken" in verdict.said:
-            no_code = not self.how.file and str(verdict.said["broken"]).startswith("SyntaxError")
-            unfenced = find_code(sample.output_text) if no_code else None
-            prose = unfenced is not None and not unfenced.fenced
+            broken = str(verdict.said["broken"])
+            code = job["code"]
+            assert isinstance(code, dict)
+            prose = not code["fenced"] and broken.startswith("SyntaxError")
             kind = OutcomeKind.FORMAT if prose else OutcomeKind.REASONING
-            return _short_of(sample, kind, f"the code does not load: {verdict.said['broken']}")
+            return _short_of(sample, kind, f"the code does not load: {broken}")
         results = verdict.said["results"]
         assert isinstance(results, list)
         failed = [

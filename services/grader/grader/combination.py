@@ -20,6 +20,8 @@ from grader.kinds.base import Grader, Kinds
 from grader.results import Graded, GradingFaultError
 from trajectory.types import GraderErrorKind
 
+MAX_WEIGHT = 1e6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
@@ -57,7 +59,7 @@ class Combination:
         """Combine the counted values, none of them masked; None if too many abstained.
 
         Raises:
-            GradingFaultError: the formula has no value for these, kind formula.
+            GradingFaultError: the formula, or the mean, has no finite value for these, kind formula.
         """
         values = {
             finding.member.name: finding.graded.value
@@ -70,17 +72,18 @@ class Combination:
             try:
                 return self.formula.value(values)
             except FormulaError as err:
-                raise GradingFaultError(
-                    f"calculate_output: {err}; the values are {_listed(values)}",
-                    kind=GraderErrorKind.FORMULA,
-                    retryable=False,
-                    client=True,
-                ) from err
+                raise _without_value(f"calculate_output: {err}", values) from err
         weights = {member.name: member.weight for member in self.members if member.name in values}
         total = math.fsum(weights.values())
         if total == 0:
             return None
-        return math.fsum(weights[name] * values[name] for name in values) / total
+        try:
+            mean = math.fsum(weights[name] * values[name] for name in values) / total
+        except (OverflowError, ValueError) as err:
+            raise _without_value(f"the weighted mean has no value: {err}", values) from err
+        if not math.isfinite(mean):
+            raise _without_value(f"the weighted mean is {mean}", values)
+        return mean
 
 
 def parse_members(fields: Fields, kinds: Kinds) -> Combination:
@@ -90,7 +93,7 @@ def parse_members(fields: Fields, kinds: Kinds) -> Combination:
     for child in children:
         grader = kinds.parse(child)
         kind = child.values.get("type")
-        weight = child.number("weight", 1.0, low=0.0)
+        weight = child.number("weight", 1.0, low=0.0, high=MAX_WEIGHT)
         name = child.text("name", kind if isinstance(kind, str) and kind else "grader")
         if grader is not None:
             child.finish()
@@ -107,7 +110,7 @@ def parse_members(fields: Fields, kinds: Kinds) -> Combination:
 
 
 def _children(fields: Fields) -> list[Fields]:
-    """Return the graders of a list, or of an object by name as people know it from `multi`."""
+    """Return the graders of a list, or of an object; its keys are their names, whatever `name` they have besides."""
     if not isinstance(fields.values.get("graders"), dict):
         return fields.children("graders")
     named = fields.child("graders")
@@ -116,7 +119,7 @@ def _children(fields: Fields) -> list[Fields]:
     for name in named.values:
         child = named.child(name)
         if child is not None:
-            children.append(Fields({"name": name, **child.values}, child.path, child.problems))
+            children.append(Fields({**child.values, "name": name}, child.path, child.problems))
     if not named.values:
         fields.problems.add(fields.at("graders"), "must hold at least one grader")
     return children
@@ -167,5 +170,11 @@ def _check_names(members: Sequence[Member], path: str, problems: Problems) -> No
         problems.add(path, f"the name {name!r} is used more than once; each needs its own")
 
 
-def _listed(values: dict[str, float]) -> str:
-    return ", ".join(f"{name}={value:g}" for name, value in values.items())
+def _without_value(problem: str, values: dict[str, float]) -> GradingFaultError:
+    listed = ", ".join(f"{name}={value:g}" for name, value in values.items())
+    return GradingFaultError(
+        f"{problem}; the values are {listed}",
+        kind=GraderErrorKind.FORMULA,
+        retryable=False,
+        client=True,
+    )

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grader.combination import Combination, Member, parse_members
+from grader.combination import MAX_WEIGHT, Combination, Member, parse_members
 from grader.fields import MAX_PROBLEMS, Fields, Problems, shown
 from grader.guards.guarding import Posted, parse_guards
 from grader.guards.table import GUARDS
@@ -110,7 +110,7 @@ class Definitions:
             return parse_members(fields, self._kinds)
         grader = self._kinds.parse(fields)
         kind = fields.values.get("type")
-        weight = fields.number("weight", 1.0, low=0.0)
+        weight = fields.number("weight", 1.0, low=0.0, high=MAX_WEIGHT)
         name = fields.text("name", kind if isinstance(kind, str) and kind else "grader")
         if grader is None:
             return Combination(members=())

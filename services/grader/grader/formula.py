@@ -1,17 +1,17 @@
 """Formulas of `multi`: `calculate_output`, arithmetic over the names of its graders.
 
-Operators + - * / ^ (and **), comparisons, `a if c else b`, and, or, not; functions min, max, abs, floor, ceil, exp,
-sqrt, log. Read and evaluated by simpleeval: no attribute, no subscript, no name but those of the graders.
+Operators + - * / // % ^ (and **), comparisons, `a if c else b`, and, or, not; functions min, max, abs, floor, ceil,
+exp, sqrt, log. Read and evaluated by simpleeval: no attribute, no subscript, no name but those of the graders.
 """
 
 import ast
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import simpleeval  # type: ignore[import-untyped]  # simpleeval ships no types
 
-FUNCTIONS = {
+FUNCTIONS: Mapping[str, Callable[..., float]] = {
     "min": min,
     "max": max,
     "abs": abs,
@@ -22,6 +22,12 @@ FUNCTIONS = {
     "log": math.log,
 }
 MAX_CHARACTERS = 2000
+_NUM_ARGUMENTS = {
+    "min": range(2, MAX_CHARACTERS),
+    "max": range(2, MAX_CHARACTERS),
+    "log": range(1, 3),
+}
+"""Of functions that take not exactly one."""
 MAX_DEPTH = 200
 """Operations inside operations; a sum of so many terms is as deep."""
 
@@ -45,7 +51,9 @@ class Formula:
             FormulaError: it has none, for example after a division by zero.
         """
         evaluator = simpleeval.SimpleEval(
-            functions=dict(FUNCTIONS), names={name: values[name] for name in self.names}
+            operators={**simpleeval.DEFAULT_OPERATORS, ast.Pow: _power},
+            functions=dict(FUNCTIONS),
+            names={name: values[name] for name in self.names},
         )
         try:
             found = evaluator.eval(_python(self.text))
@@ -93,6 +101,10 @@ def parse_formula(text: str, known: Mapping[str, object]) -> Formula:
             not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS or node.keywords
         ):
             raise FormulaError(f"may call {', '.join(FUNCTIONS)} only")
+        if isinstance(node, ast.Call) and len(node.args) not in _arguments_of(node.func):
+            raise FormulaError(
+                f"calls a function with {len(node.args)} numbers: {ast.unparse(node)}"
+            )
         if isinstance(node, ast.Name) and node not in called and node.id not in names:
             names.append(node.id)
     unknown = [name for name in names if name not in known]
@@ -102,6 +114,17 @@ def parse_formula(text: str, known: Mapping[str, object]) -> Formula:
     if not names:
         raise FormulaError("names no grader")
     return Formula(text=text, names=tuple(names))
+
+
+def _arguments_of(function: ast.expr) -> range:
+    assert isinstance(function, ast.Name)
+    return _NUM_ARGUMENTS.get(function.id, range(1, 2))
+
+
+def _power(base: float, exponent: float) -> float:
+    """Raise as floats: a whole number of millions of digits would take seconds and overflow afterwards."""
+    raised: float = float(base) ** float(exponent)
+    return raised
 
 
 def _depth(tree: ast.AST) -> int:
@@ -127,8 +150,21 @@ _ALLOWED = (
     ast.Name,
     ast.Constant,
     ast.Load,
-    ast.operator,
-    ast.unaryop,
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.Div,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.Pow,
+    ast.UAdd,
+    ast.USub,
+    ast.Not,
     ast.boolop,
-    ast.cmpop,
+    ast.Eq,
+    ast.NotEq,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
 )

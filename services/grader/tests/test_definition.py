@@ -215,8 +215,9 @@ def test_a_grader_inside_another_has_no_weight() -> None:
         ({"rule": "affine"}, "from", "is required for rule affine"),
         ({"rule": "affine", "from": [2, 0]}, "from", "low < high"),
         ({"rule": ["clip"]}, "rule", "not known"),
-        ({"weight": 10**400}, "weight", "at least 0"),
+        ({"weight": 10**400}, "weight", "from 0 to 1e+06"),
         ({"weight": 0}, "weight", "above 0"),
+        ({"weight": 1e7}, "weight", "from 0 to 1e+06"),
         ({"from": None}, "from", "two numbers"),
     ],
 )

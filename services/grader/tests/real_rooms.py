@@ -4,9 +4,11 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hone.sandbox.v1 import sandbox_pb2 as pb
@@ -84,11 +86,17 @@ def running_service(folder: Path, **settings: object) -> Iterator[Service]:
     folder.mkdir(parents=True, exist_ok=True)
     with start_nats(folder) as nats:
         service = Service(folder, nats.url, **settings)
-        asyncio.run(service.start())
+        _run(service.start())
         try:
             yield service
         finally:
-            asyncio.run(service.end(signal.SIGTERM))
+            _run(service.end(signal.SIGTERM))
+
+
+def _run(work: Coroutine[Any, Any, object]) -> None:
+    """Run work to its end, also under a loop that runs."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(asyncio.run, work).result()
 
 
 @pytest.fixture(scope="module")

@@ -142,6 +142,27 @@ async def test_state_is_read_from_outside_whatever_the_agent_left(
     assert time.monotonic() - begun < SECONDS
 
 
+async def test_an_agent_that_leaves_more_than_fits_scores_0_and_breaks_no_grading(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    origin = await real.leave(
+        {"/work/calc.py": b"def add(a, b): return a + b"},
+        "head -c 100000000 /dev/zero >/work/much",
+    )
+    found = await graded(real, make_record, {**FILE_CHECK, "memory_mb": 128}, origin=origin)
+    assert (found.value, found.kind) == (0.0, OutcomeKind.REASONING)
+    assert "cannot be taken" in found.explanation
+
+
+async def test_code_that_ends_itself_where_an_error_is_expected_does_not_pass(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    test = "try:\n    add(1, None)\nexcept Exception: pass\nelse: assert False"
+    code = "```python\nimport os\ndef add(a, b): os._exit(0)\n```"
+    found = await graded(real, make_record, {**CHECK, "test": test}, code)
+    assert found.value == 0.0
+
+
 async def test_commands_of_state_run_in_what_the_agent_left(
     real: RealSuite, make_record: Callable[..., object]
 ) -> None:

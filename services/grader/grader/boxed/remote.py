@@ -54,6 +54,8 @@ class Link:
         self._receive_from, replies = os.pipe()
         self.over = False
         """Set when time is up: nothing is asked any more."""
+        self.gone = False
+        """Whether the process was found to have ended."""
         self._locals: list[Callable[..., Any]] = []
         self._exceptions: dict[int, type] = {}
         self._process = subprocess.Popen(
@@ -148,8 +150,12 @@ class Link:
         while True:
             if self.over:
                 raise Deadline
-            wire.send(self._send_to, request)
-            reply = wire.receive(self._receive_from)
+            try:
+                wire.send(self._send_to, request)
+                reply = wire.receive(self._receive_from)
+            except wire.Closed:
+                self.gone = True
+                raise
             if not isinstance(reply, dict):
                 raise ValueError("the code's process answered something else")
             if "call_back" not in reply:

@@ -78,7 +78,7 @@ class SandboxBox:
     def __init__(self, calls: Calls, sandbox_id: str) -> None:
         """Drive a box that is ready."""
         self._calls = calls
-        self._sandbox_id = sandbox_id
+        self.sandbox_id = sandbox_id
         self._named = {"sandbox_id": sandbox_id, "rollout_id": calls.rollout_id}
         self._exec_ids = itertools.count()
 
@@ -154,7 +154,7 @@ class SandboxBox:
             GradingFaultError: the box could not be asked, kind sandbox.
         """
         request = pb.ReadFileRequest(
-            sandbox_id=self._sandbox_id,
+            sandbox_id=self.sandbox_id,
             rollout_id=self._calls.rollout_id,
             path=path,
             max_bytes=max_bytes,

@@ -30,11 +30,12 @@ from grader.clients.box_calls import (
     tidily,
 )
 from grader.clients.leases import MintToken
-from grader.instruments.boxes import Box, BoxSpec, Origin, Room
+from grader.instruments.boxes import AgentFilesError, Box, BoxSpec, Origin, Room
 from servicekit.errors import (
     FailedPrecondition,
     HoneError,
     NotFound,
+    OutOfRange,
     ResourceExhausted,
 )
 from servicekit.identity import new_rollout_id
@@ -141,22 +142,32 @@ class SandboxRoom:
         """Make a box that ends with the block.
 
         Raises:
+            AgentFilesError: what the agent left keeps it from being made.
             GradingFaultError: it could not be made, kind sandbox.
         """
         with faults("a grading box could not be made"):
-            sandbox_id = await self._create(spec)
             try:
-                box = SandboxBox(self._calls, sandbox_id)
-                for folder in spec.agent_folders:
-                    await self._carry(folder, sandbox_id)
-                await box.write(spec.files)
-            except BaseException:
-                await self._destroy(sandbox_id)
+                box = await self._filled(spec)
+            except HoneError as err:
+                if err.attributable == "workload":
+                    raise AgentFilesError(err.message) from err
                 raise
         try:
             yield box
         finally:
+            await self._destroy(box.sandbox_id)
+
+    async def _filled(self, spec: BoxSpec) -> SandboxBox:
+        sandbox_id = await self._create(spec)
+        try:
+            box = SandboxBox(self._calls, sandbox_id)
+            for folder in spec.agent_folders:
+                await self._carry(folder, sandbox_id)
+            await box.write(spec.files)
+        except BaseException:
             await self._destroy(sandbox_id)
+            raise
+        return box
 
     async def close(self) -> None:
         """End all boxes and the snapshot; what cannot be reached ends by its lease."""
@@ -268,13 +279,15 @@ class SandboxRoom:
                 raise
             return
         broken: list[HoneError] = []
-        await calls.stub.UploadTar(
-            self._pieces(named, sandbox_id, broken),
-            metadata=calls.metadata,
-            timeout=TRANSFER_SECONDS,
-        )
-        if broken:
-            raise broken[0]
+        try:
+            await calls.stub.UploadTar(
+                self._pieces(named, sandbox_id, broken),
+                metadata=calls.metadata,
+                timeout=TRANSFER_SECONDS,
+            )
+        finally:
+            if broken:
+                raise broken[0]
 
     async def _pieces(
         self, source: Mapping[str, str], sandbox_id: str, broken: list[HoneError]
@@ -292,6 +305,8 @@ class SandboxRoom:
             async for event in download:
                 if event.WhichOneof("event") == "chunk":
                     yield pb.UploadTarRequest(chunk=event.chunk)
+        except OutOfRange as err:
+            broken.append(OutOfRange(err.message, attributable="workload"))
         except HoneError as err:
             broken.append(err)
 

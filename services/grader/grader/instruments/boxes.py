@@ -52,6 +52,10 @@ class BoxSpec:
     lifetime_seconds: float = 600.0
 
 
+class AgentFilesError(Exception):
+    """What the agent left cannot be taken: it is too much, or made so that nobody can read it."""
+
+
 class FileTooLargeError(Exception):
     """A file in a box is larger than whoever reads it allows."""
 
@@ -112,6 +116,7 @@ class Room(Protocol):
         """Make a box that ends with the block.
 
         Raises:
+            AgentFilesError: what the agent left keeps it from being made.
             GradingFaultError: it could not be made, kind sandbox.
         """
         ...

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from grader.fields import Fields, shown
-from grader.instruments.boxes import BoxSpec
+from grader.instruments.boxes import AgentFilesError, BoxSpec
+from grader.results import Graded
 from grader.sample import Sample
 from grader.templates import Template, TemplateError, check_path
+from trajectory.types import OutcomeKind
 
 MIB = 1024 * 1024
 MAX_TIMEOUT_SECONDS = 600.0
@@ -20,7 +22,8 @@ class BoxFields:
     """What a box is like and how long its work may take."""
 
     timeout_seconds: float
-    memory_bytes: int
+    memory_bytes: int | None
+    """None for what the template says."""
     template: str
 
     def spec(self, *, agent_folders: tuple[str, ...] = (), from_agent: bool = False) -> BoxSpec:
@@ -34,13 +37,16 @@ class BoxFields:
         )
 
 
-def box_fields(fields: Fields, *, timeout_seconds: float, memory_mb: int) -> BoxFields:
+def box_fields(fields: Fields, *, timeout_seconds: float, memory_mb: int | None) -> BoxFields:
     """Read `timeout_seconds`, `memory_mb` and `template`."""
+    memory = None
+    if fields.has("memory_mb") or memory_mb is not None:
+        memory = fields.whole("memory_mb", memory_mb, low=128, high=8192) * MIB
     return BoxFields(
         timeout_seconds=fields.number(
             "timeout_seconds", timeout_seconds, low=0.1, high=MAX_TIMEOUT_SECONDS
         ),
-        memory_bytes=fields.whole("memory_mb", memory_mb, low=128, high=8192) * MIB,
+        memory_bytes=memory,
         template=fields.text("template") if fields.has("template") else "",
     )
 
@@ -94,6 +100,12 @@ def asset_fields(fields: Fields, folder: str) -> Mapping[str, Template]:
             fields.problems.add(child.at(name), f"must be a path inside {folder}")
         assets[path] = code_field(child, name)
     return assets
+
+
+def unusable(err: AgentFilesError, sample: Sample) -> Graded:
+    """Return the finding for an agent whose files cannot be taken: its own doing, and no fault."""
+    kind = sample.shortfall(OutcomeKind.REASONING)
+    return Graded(value=0.0, kind=kind, explanation=f"the agent's files cannot be taken: {err}")
 
 
 def rendered(assets: Mapping[str, Template], sample: Sample) -> dict[str, str]:

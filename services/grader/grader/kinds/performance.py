@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from grader.boxing import JobTooLargeError, Verdict, judge
 from grader.fields import Fields
 from grader.instruments.all import Instruments
+from grader.instruments.boxes import AgentFilesError
 from grader.kinds import tests as tests_kind
 from grader.kinds.base import Kinds
-from grader.kinds.boxed_fields import BoxFields, box_fields, code_field
+from grader.kinds.boxed_fields import BoxFields, box_fields, code_field, unusable
 from grader.kinds.tests import CommandTests, TestsGrader, memory_of_code, too_large
 from grader.results import Graded, GradingFaultError
 from grader.sample import Sample
@@ -59,6 +60,8 @@ class PerformanceGrader:
                 timed = await self._time(sample, instruments)
             except JobTooLargeError as err:
                 return too_large(err, sample)
+            except AgentFilesError as err:
+                return unusable(err, sample)
             if timed.broken:
                 return Graded(
                     value=0.0,

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from grader.boxing import JobTooLargeError, run_code_grader
 from grader.fields import Fields
 from grader.instruments.all import Instruments
+from grader.instruments.boxes import AgentFilesError
 from grader.kinds.base import Kinds
-from grader.kinds.boxed_fields import BoxFields, box_fields, is_sound_path
+from grader.kinds.boxed_fields import BoxFields, box_fields, is_sound_path, unusable
 from grader.results import Graded, GradingFaultError, abstain
 from grader.sample import Sample
 from grader.sample_json import sample_json
@@ -40,6 +41,8 @@ class PythonGrader:
         """Return what the code returned; kind reasoning below 1."""
         try:
             said = await self._run(sample_json(sample), sample, instruments)
+        except AgentFilesError as err:
+            return unusable(err, sample)
         except JobTooLargeError as err:
             if len(sample.output_text) < MAX_OUTPUT:
                 raise _fault(f"sample and item do not fit: {err}", GraderErrorKind.CODE) from err

@@ -21,10 +21,10 @@ from typing import Protocol
 
 from grader.fields import Fields, shown
 from grader.instruments.all import Instruments
-from grader.instruments.boxes import Box, FileTooLargeError
+from grader.instruments.boxes import AgentFilesError, Box, FileTooLargeError
 from grader.jsonvalues import is_list, read_json, same_json
 from grader.kinds.base import Kinds
-from grader.kinds.boxed_fields import BoxFields, box_fields, code_field, path_field
+from grader.kinds.boxed_fields import BoxFields, box_fields, code_field, path_field, unusable
 from grader.patterns import Pattern, pattern_field
 from grader.results import Graded
 from grader.sample import Sample
@@ -156,13 +156,11 @@ class StateGrader:
 
     async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return 1 if all checks hold, else 0; with `per_check` the share that holds."""
-        problems = []
-        async with instruments.boxes.box(self.box.spec(from_agent=True)) as box:
-            for check in self.checks:
-                try:
-                    problems.append(await check.problem(box, sample))
-                except ResponseLacksError as lack:
-                    problems.append(lack.detail)
+        try:
+            async with instruments.boxes.box(self.box.spec(from_agent=True)) as box:
+                problems = [await _problem(check, box, sample) for check in self.checks]
+        except AgentFilesError as err:
+            return unusable(err, sample)
         wrong = [problem for problem in problems if problem]
         held, total = len(problems) - len(wrong), len(problems)
         return Graded(
@@ -173,9 +171,16 @@ class StateGrader:
         )
 
 
+async def _problem(check: Check, box: Box, sample: Sample) -> str:
+    try:
+        return await check.problem(box, sample)
+    except ResponseLacksError as lack:
+        return lack.detail
+
+
 def parse(fields: Fields, kinds: Kinds) -> StateGrader:
     """Read the definition."""
-    box = box_fields(fields, timeout_seconds=30.0, memory_mb=1024)
+    box = box_fields(fields, timeout_seconds=30.0, memory_mb=None)
     children = fields.children("checks")
     if len(children) > MAX_CHECKS:
         fields.problems.add(fields.at("checks"), f"are {len(children)}, at most {MAX_CHECKS}")

@@ -29,6 +29,7 @@ from grader.boxing import JobTooLargeError, Verdict, judge
 from grader.code_text import MAX_CODE, find_code
 from grader.fields import Fields, shown
 from grader.instruments.all import Instruments
+from grader.instruments.boxes import AgentFilesError
 from grader.kinds.base import Kinds, lacking
 from grader.kinds.boxed_fields import (
     DEFAULT_FOLDER,
@@ -40,6 +41,7 @@ from grader.kinds.boxed_fields import (
     is_sound_path,
     path_field,
     rendered,
+    unusable,
 )
 from grader.results import Graded, GradingFaultError
 from grader.sample import Sample
@@ -117,6 +119,8 @@ class TestsGrader:
                 verdict = await judge(box, job, timeout_seconds=self.box.timeout_seconds)
         except JobTooLargeError as err:
             return too_large(err, sample)
+        except AgentFilesError as err:
+            return unusable(err, sample)
         return self._graded(verdict, job, sample)
 
     @property
@@ -277,7 +281,7 @@ def too_large(err: JobTooLargeError, sample: Sample) -> Graded:
 
 def memory_of_code(box: BoxFields) -> int:
     """Return what the code's process may take of the box: the judging process needs some too."""
-    return int(0.75 * box.memory_bytes)
+    return int(0.75 * (box.memory_bytes or 0))
 
 
 def _parse_command(fields: Fields, folder: str) -> CommandTests:

@@ -2,17 +2,22 @@
 
 import asyncio
 import itertools
+import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from local_rooms import LocalRooms
 from real_rooms import RealSuite, real, running_service, service
 
+from grader.clients.boxes import SandboxRooms
 from grader.instruments.boxes import BoxSpec, FileTooLargeError, Origin, Rooms
 from grader.results import GradingFaultError
+from servicekit.errors import Unavailable
 from trajectory.types import GraderErrorKind
 
 __all__ = ["real", "service"]
@@ -109,6 +114,18 @@ async def test_a_record_without_its_sandbox_is_a_fault_that_no_retry_mends(
                 pass
     fault = caught.value
     assert (fault.kind, fault.retryable, fault.client) == (GraderErrorKind.SANDBOX, False, False)
+
+
+async def test_a_record_that_needs_no_box_needs_no_service() -> None:
+    def connect() -> NoReturn:
+        raise Unavailable("names no sandbox")
+
+    rooms = SandboxRooms(connect, lambda *_: "token", clock=time.time, rng=random.Random())
+    async with rooms.room(None) as room:
+        with pytest.raises(GradingFaultError, match="names no sandbox") as caught:
+            async with room.box(BoxSpec()):
+                pass
+    assert (caught.value.kind, caught.value.retryable) == (GraderErrorKind.SANDBOX, True)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -60,11 +60,21 @@ _FINAL = (
 class Calls:
     """The service as one rollout's grader may call it."""
 
-    stub: "sandbox_pb2_grpc.SandboxServiceAsyncStub"
+    connected: Callable[[], "sandbox_pb2_grpc.SandboxServiceAsyncStub"]
+    """Connects on first use: most gradings need no box."""
     mint: MintToken
     rollout_id: str
     run_id: str
     epoch: int
+
+    @property
+    def stub(self) -> "sandbox_pb2_grpc.SandboxServiceAsyncStub":
+        """The service.
+
+        Raises:
+            HoneError: nobody says where it is.
+        """
+        return self.connected()
 
     @property
     def metadata(self) -> tuple[tuple[str, str]]:

@@ -88,10 +88,8 @@ class SandboxRooms:
     @asynccontextmanager
     async def room(self, origin: Origin | None) -> AsyncIterator[Room]:
         """Open a room; at its end, however that comes, nothing is left of its boxes and snapshot."""
-        if self._channel is None:
-            self._channel = self._connect()
         calls = Calls(
-            stub=sandbox_pb2_grpc.SandboxServiceStub(self._channel),
+            connected=self._stub,
             mint=self._mint,
             rollout_id=origin.rollout_id if origin else new_rollout_id(self._clock, self._rng),
             run_id=(origin.run_id if origin else "") or OWN_RUN_ID,
@@ -107,6 +105,14 @@ class SandboxRooms:
             yield room
         finally:
             await asyncio.shield(room.close())
+
+    def _stub(self) -> "sandbox_pb2_grpc.SandboxServiceAsyncStub":
+        if self._channel is None:
+            self._channel = self._connect()
+        stub: sandbox_pb2_grpc.SandboxServiceAsyncStub = sandbox_pb2_grpc.SandboxServiceStub(
+            self._channel
+        )
+        return stub
 
     async def close(self) -> None:
         """Close the channel, if one was opened."""

@@ -63,15 +63,20 @@ def is_list(value: object) -> TypeGuard[Sequence[object]]:
 
 def texts_in(value: object) -> Iterator[str]:
     """Yield every text of a value that is not deep: keys and leaves."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
+    return (leaf for leaf in leaves_in(value) if isinstance(leaf, str))
+
+
+def leaves_in(value: object) -> Iterator[object]:
+    """Yield every text, number, truth value and null of a value that is not deep, and the keys of objects."""
+    if isinstance(value, Mapping):
         for key, inner in value.items():
             yield str(key)
-            yield from texts_in(inner)
+            yield from leaves_in(inner)
     elif is_list(value):
         for inner in value:
-            yield from texts_in(inner)
+            yield from leaves_in(inner)
+    else:
+        yield value
 
 
 def finite(text: str) -> float:

@@ -14,7 +14,7 @@ response lacks (it is no JSON, has no such field, made too few calls) is its own
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from grader.fields import nearest
@@ -54,6 +54,11 @@ class Template:
     source: str
     pieces: tuple[str, ...]
     """Literal text at even, paths at odd positions."""
+
+    @property
+    def names_response(self) -> bool:
+        """Whether any hole brings in what the response says."""
+        return any(path.startswith("sample.") for path in self.pieces[1::2])
 
     def render(self, sample: Sample) -> str:
         """Fill the holes; what the response lacks becomes nothing.
@@ -98,7 +103,12 @@ class ValueTemplate:
     @property
     def has_holes(self) -> bool:
         """Whether any text has a hole."""
-        return _has_holes(self.source)
+        return any(len(text.pieces) > 1 for text in _templates(self.source))
+
+    @property
+    def names_response(self) -> bool:
+        """Whether any hole brings in what the response says."""
+        return any(text.names_response for text in _templates(self.source))
 
     def value(self, sample: Sample) -> object:
         """Fill the holes.
@@ -253,12 +263,15 @@ def _parse_texts(value: object) -> object:
     return value
 
 
-def _has_holes(value: object) -> bool:
+def _templates(value: object) -> Iterator[Template]:
     if isinstance(value, Template):
-        return len(value.pieces) > 1
-    if isinstance(value, Mapping):
-        return any(map(_has_holes, value.values()))
-    return is_list(value) and any(map(_has_holes, value))
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _templates(inner)
+    elif is_list(value):
+        for inner in value:
+            yield from _templates(inner)
 
 
 def _fill(value: object, sample: Sample) -> object:

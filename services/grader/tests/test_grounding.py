@@ -123,6 +123,33 @@ async def test_what_a_failed_call_or_another_tool_says_is_no_source(
 
 
 @pytest.mark.parametrize(
+    ("name", "arguments", "result", "value"),
+    [
+        ("shell", '{"command": "echo 999"}', "999", 0.0),
+        ("search", '{"query": "profit 999"}', "nothing found for profit 999", 0.0),
+        ("search", '{"query": "profit 999"}', "nothing found for profit 999.0", 0.0),
+        ("search", "no json 999", "not found: 999", 0.0),
+        ("search", '{"999": [true]}', "no key 999", 0.0),
+        ("search", '{"query": "profit"}', "profit: 999", 1.0),
+    ],
+)
+async def test_a_number_that_the_agent_wrote_into_the_call_is_no_news(
+    desk: GradingDesk,
+    make_record: MakeRecord,
+    with_turns: WithTurns,
+    name: str,
+    arguments: str,
+    result: str,
+    value: float,
+) -> None:
+    record = with_turns(make_record("999"), [(name, arguments, result)])
+    assert (await _judge(desk, record)).score == value
+    known = ("search", "{}", "999")
+    record = with_turns(make_record("999"), [known, (name, arguments, result)])
+    assert (await _judge(desk, record)).score == 1.0
+
+
+@pytest.mark.parametrize(
     ("text", "value"),
     [
         ("See [doc12].", 1.0),
@@ -143,6 +170,8 @@ async def test_without_numbers_there_is_no_opinion_and_without_text_no_reward(
     assert isinstance(await _judge(desk, make_record("I do not know.")), Masked)
     empty = await _judge(desk, make_record(" \n"))
     assert (empty.score, empty.kind) == (0.0, OutcomeKind.FORMAT)
+    words = await _judge(desk, make_record("nine hundred"), required=True)
+    assert (words.score, words.kind) == (0.0, OutcomeKind.FORMAT)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +195,7 @@ async def test_hostile_texts_are_judged_soon(
         ({"claims": {"regex": "a"}}, "claims.regex"),
         ({"tools": []}, "tools"),
         ({"derived": "yes"}, "derived"),
+        ({"required": 1}, "required"),
         ({"constants": ["1"]}, "constants"),
     ],
 )

@@ -43,6 +43,14 @@ async def test_what_breaks_no_rule_is_one_and_each_rule_is_a_part(
     assert wrong.rewards[0].parts == {"wipe": 0.0, "card": 1.0, "tool shell": 0.0}
 
 
+async def test_a_rule_may_be_called_after_a_tool(
+    desk: GradingDesk, make_record: MakeRecord
+) -> None:
+    rules = {"forbidden": [{"name": "tool talk", "pattern": "tool"}], "tools_denied": ["shell"]}
+    outcome = await _judge(desk, make_record("my tool says"), **rules)
+    assert (outcome.score, outcome.kind) == (0.0, OutcomeKind.REASONING)
+
+
 @pytest.mark.parametrize(
     ("where", "in_output", "in_calls"),
     [("both", 0.0, 0.0), ("output", 0.0, 1.0), ("calls", 1.0, 0.0)],
@@ -130,6 +138,8 @@ async def test_an_endless_pattern_is_a_typed_fault_and_long_texts_are_judged_soo
         ({"forbidden": [{"name": "a", "pattern": "("}]}, "forbidden[0].pattern"),
         ({"forbidden": [WIPE, WIPE]}, "forbidden"),
         ({"tools_denied": ["a"], "where": "input"}, "where"),
+        ({"forbidden": [{"name": "tool a", "pattern": "a"}], "tools_denied": ["a"]}, "forbidden"),
+        ({"tools_denied": ["a", "a"]}, "tools_denied"),
     ],
 )
 def test_a_wrong_definition_names_its_field(grader: dict[str, object], path: str) -> None:

@@ -147,6 +147,7 @@ def test_the_longest_texts_are_compared_soon(metric: str) -> None:
         ({"evaluation_metric": "rouge_6"}, "evaluation_metric"),
         ({"pass_threshold": 1.1}, "pass_threshold"),
         ({"reference": "{{item}}"}, "reference"),
+        ({"reference": "{{ sample.output_text }}"}, "reference"),
     ],
 )
 def test_a_wrong_definition_names_its_field(change: dict[str, object], path: str) -> None:

@@ -179,7 +179,17 @@ async def test_calls_of_the_task_that_are_none_are_the_datasets_fault(
 
 @pytest.mark.parametrize(
     "expected",
-    ["cell", 3, [3], [{}], [{"f": {"a": 1}}], [{"name": "f", "arguments": 1}], "{{items.x}}"],
+    [
+        "cell",
+        3,
+        [3],
+        [{}],
+        [{"f": {"a": 1}}],
+        [{"name": "f", "arguments": 1}],
+        "{{items.x}}",
+        "{{sample.output_json.plan}}",
+        [{"f": {"a": ["{{sample.output_text}}"]}}],
+    ],
 )
 def test_a_wrong_definition_names_its_field(expected: object) -> None:
     with pytest.raises(InvalidArgument) as caught:

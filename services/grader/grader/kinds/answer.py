@@ -20,7 +20,7 @@ from grader.answer.judge import AnswerJudgement, ReferenceUnreadableError, judge
 from grader.answer.symbolic import NoSymbolic, SymbolicNeededError
 from grader.fields import Fields, nearest, shown
 from grader.instruments.all import Instruments
-from grader.kinds.base import Kinds, template_field
+from grader.kinds.base import Kinds, reference_field
 from grader.patterns import pattern_field
 from grader.results import Graded, GradingFaultError
 from grader.sample import Sample
@@ -94,7 +94,7 @@ class AnswerGrader:
 def parse(fields: Fields, kinds: Kinds) -> AnswerGrader:
     """Read the definition."""
     return AnswerGrader(
-        reference=template_field(fields, "reference"),
+        reference=reference_field(fields),
         extractor=_extractor(fields),
         tolerance=_tolerance(fields),
     )

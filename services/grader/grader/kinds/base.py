@@ -33,6 +33,10 @@ class Kinds(Protocol):
         ...
 
 
+RESPONSE_IS_NO_REFERENCE = (
+    "reads the response, which would be judged by itself; name a field of the task, {{item.x}}"
+)
+
 ParseGrader = Callable[[Fields, Kinds], Grader | None]
 """Reads the keys of one grader kind; reports problems through the fields, None if it cannot be built."""
 
@@ -78,6 +82,14 @@ def template_field(fields: Fields, key: str, default: str | None = None) -> Temp
     except TemplateError as err:
         fields.problems.add(fields.at(key), str(err))
         return Template(source=text, pieces=(text,))
+
+
+def reference_field(fields: Fields, key: str = "reference") -> Template:
+    """Read a template of what is right, which the response has no say in."""
+    template = template_field(fields, key)
+    if template.names_response:
+        fields.problems.add(fields.at(key), RESPONSE_IS_NO_REFERENCE)
+    return template
 
 
 def lacking(sample: Sample, *templates: Template) -> Graded | None:

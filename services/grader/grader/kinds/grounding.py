@@ -6,11 +6,14 @@ r"""`grounding`: the share of what the final answer states that the agent was to
 claims are the numbers of the text (the default; see `grader.figures`: compared by value without sign, markers of lists
 left out) or what a pattern finds in it, its first group if it has one, such as the ids of cited sources. Each distinct
 claim is grounded if it occurs in a message of the system or the user or in the result of a call that went well, of any
-tool or of those in `tools`. No claim: no opinion, abstained; an empty text is 0.
+tool or of those in `tools`. A number that stands in the call itself is no news in its result (`echo 999`). An empty
+text is 0. No claim: no opinion, abstained; with `required` true 0, kind format, or it would pay to write numbers in
+words. Claims that are copied from a source raise the share too: `input` may name the answer alone.
 
 Results of `calculators` (default calculator, calc) are no sources, or the agent could ground any number by having it
-computed. With `derived` (default true) a number counts if it is the result of a calculator's call all of whose numbers
-are grounded or among `constants` (by default factors of measures), at least one of them grounded.
+computed; where python or a shell only compute, name them here. With `derived` (default true) a number counts if it is
+the result of a calculator's call all of whose numbers are grounded or among `constants` (by default factors of
+measures), at least one of them grounded.
 
 value is the share of grounded claims; below `pass_threshold` (default 1) the kind is reasoning.
 """
@@ -24,7 +27,7 @@ from decimal import Decimal
 from grader.fields import Fields, shown
 from grader.figures import Figure, figures_in
 from grader.instruments.all import Instruments
-from grader.jsonvalues import read_json, texts_in
+from grader.jsonvalues import leaves_in, read_json
 from grader.kinds.base import Kinds, lacking, template_field
 from grader.patterns import Pattern, pattern_field
 from grader.results import Graded, abstain
@@ -66,6 +69,8 @@ class GroundingGrader:
     calculators: tuple[str, ...]
     derived: bool
     constants: frozenset[Decimal]
+    required: bool
+    """Whether a text without claims is 0 rather than without opinion."""
     pass_threshold: float
 
     async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
@@ -85,7 +90,7 @@ class GroundingGrader:
         else:
             claims = _cited_grounded(self.cited.found_in(text), self._sources(sample))
         if not claims:
-            return abstain("the text states nothing that could have a source")
+            return self._without_claims(sample)
         stray = [claim.text for claim in claims if not claim.grounded]
         value = 1.0 - len(stray) / len(claims)
         listed = ", ".join(stray[:10]) + (", ..." if len(stray) > 10 else "")
@@ -95,6 +100,13 @@ class GroundingGrader:
             explanation=f"without a source: {listed}" if stray else "all have a source",
             parts={"claims": len(claims), "grounded": len(claims) - len(stray)},
         )
+
+    def _without_claims(self, sample: Sample) -> Graded:
+        explanation = "the text states nothing that could have a source"
+        if not self.required:
+            return abstain(explanation)
+        kind = sample.shortfall(OutcomeKind.FORMAT)
+        return Graded(value=0.0, kind=kind, explanation=explanation)
 
     def _sources(self, sample: Sample) -> list[str]:
         results = [call.result for call in _last_calls(sample) if self._is_source(call)]
@@ -109,8 +121,10 @@ class GroundingGrader:
         known = _values(_prompt(sample))
         for made in _last_calls(sample):
             derives = self.derived and made.call.name in self.calculators and not made.error_kind
-            if self._is_source(made) or (derives and self._is_grounded(made, known)):
+            if derives and self._is_grounded(made, known):
                 known |= _values(made.result)
+            elif self._is_source(made):
+                known |= _values(made.result) - _written(made)
         return known
 
     def _is_grounded(self, made: ToolCallRecord, known: set[Decimal | str]) -> bool:
@@ -144,6 +158,16 @@ def _values(text: str) -> set[Decimal | str]:
     return {value for figure in figures_in(text, inside_words=True) for value in figure.values}
 
 
+def _written(made: ToolCallRecord) -> set[Decimal | str]:
+    """The numbers that the agent wrote into a call."""
+    text = made.call.arguments_json
+    try:
+        leaves = list(leaves_in(read_json(text)))
+    except ValueError:
+        leaves = [text]
+    return {value for leaf in leaves for value in _values(str(leaf))}
+
+
 def _argument_figures(arguments_json: str) -> Iterator[Figure]:
     try:
         arguments = read_json(arguments_json)
@@ -151,9 +175,8 @@ def _argument_figures(arguments_json: str) -> Iterator[Figure]:
         return
     values = arguments.values() if isinstance(arguments, dict) else ()
     for value in values:
-        texts = (str(value),) if isinstance(value, int | float) else texts_in(value)
-        for text in texts:
-            yield from figures_in(text)
+        for leaf in leaves_in(value):
+            yield from figures_in(str(leaf))
 
 
 def _numbers_grounded(text: str, known: set[Decimal | str]) -> list[Claim]:
@@ -203,6 +226,7 @@ def parse(fields: Fields, kinds: Kinds) -> GroundingGrader:
         calculators=fields.texts("calculators") if fields.has("calculators") else CALCULATORS,
         derived=fields.flag("derived", True),
         constants=_parse_constants(fields),
+        required=fields.flag("required", False),
         pass_threshold=fields.number("pass_threshold", 1.0, low=0.0, high=1.0),
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from grader.fields import Fields
 from grader.instruments.all import Instruments
-from grader.kinds.base import Kinds, lacking, template_field
+from grader.kinds.base import Kinds, lacking, reference_field, template_field
 from grader.results import Graded, GradingFaultError
 from grader.sample import Sample
 from grader.similarity import METRICS, TextTooLongError, check_length, similarity
@@ -35,7 +35,7 @@ class TextSimilarityGrader:
         return await asyncio.to_thread(self._grade, sample)
 
     def _grade(self, sample: Sample) -> Graded:
-        lack = lacking(sample, self.input, self.reference)
+        lack = lacking(sample, self.input)
         if lack is not None:
             return lack
         given, wanted = self.input.render(sample), self.reference.render(sample)
@@ -72,7 +72,7 @@ def parse(fields: Fields, kinds: Kinds) -> TextSimilarityGrader:
     """Read the definition."""
     return TextSimilarityGrader(
         input=template_field(fields, "input", "{{sample.output_text}}"),
-        reference=template_field(fields, "reference"),
+        reference=reference_field(fields),
         metric=fields.choice("evaluation_metric", tuple(METRICS)),
         pass_threshold=fields.number("pass_threshold", 0.5, low=0.0, high=1.0),
     )

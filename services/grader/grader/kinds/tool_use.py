@@ -3,13 +3,15 @@
     {"type": "tool_use", "expected": "{{item.calls}}"}
     {"type": "tool_use", "expected": ["search", "cell"], "match": "names", "order": "in_order", "metric": "recall"}
 
-How expected calls are written is in `grader.calls`. match is exact (the default: name and arguments, compared as JSON
-values), arguments (further arguments may be there) or names. Of the pairs of a made and an expected call that agree as
-many as possible are formed, with order in_order only such as keep both orders (default any). With m pairs
+How expected calls are written is in `grader.calls`; the response has no say in them. match is exact (the default: name
+and arguments, compared as JSON values), arguments (further arguments may be there) or names. Of the pairs of a made and
+an expected call that agree as many as possible are formed, with order in_order only such as keep both orders (default
+any). With m pairs
 
     precision = m / made, recall = m / expected, f1 = 2 m / (made + expected), exact = 1 if m = made = expected else 0
 
-and metric says which is the value (default f1). Where no call is expected, making none is 1 and making any is 0. Calls
+and metric says which is the value (default f1; precision pays for a single right call, recall for calling everything,
+so neither should count alone). Where no call is expected, making none is 1 and making any is 0. Calls
 that failed count as made unless failed_calls is ignore. Calls of tools in `ignore`, such as those that only read, are
 left out on both sides.
 """
@@ -29,15 +31,10 @@ from grader.calls import (
 )
 from grader.fields import Fields
 from grader.instruments.all import Instruments
-from grader.kinds.base import Kinds
+from grader.kinds.base import RESPONSE_IS_NO_REFERENCE, Kinds
 from grader.results import Graded, GradingFaultError
 from grader.sample import Sample
-from grader.templates import (
-    ResponseLacksError,
-    TemplateError,
-    ValueTemplate,
-    parse_value_template,
-)
+from grader.templates import TemplateError, ValueTemplate, parse_value_template
 from trajectory.types import GraderErrorKind, OutcomeKind
 
 ORDERS = ("any", "in_order")
@@ -64,8 +61,6 @@ class ToolUseGrader:
     def _grade(self, sample: Sample) -> Graded:
         try:
             listed = read_expected(self.expected.value(sample))
-        except ResponseLacksError as lack:
-            return Graded(value=0.0, kind=sample.shortfall(lack.kind), explanation=lack.detail)
         except ExpectedCallsError as err:
             raise GradingFaultError(
                 f"expected: {err}", kind=GraderErrorKind.REFERENCE, retryable=False, client=True
@@ -136,6 +131,8 @@ def _parse_expected(fields: Fields) -> ValueTemplate | None:
         template = parse_value_template(value)
         if not template.has_holes:
             read_expected(value)
+        if template.names_response:
+            raise ExpectedCallsError(RESPONSE_IS_NO_REFERENCE)
     except (TemplateError, ExpectedCallsError) as err:
         fields.problems.add(fields.at("expected"), str(err))
         return None

@@ -7,6 +7,7 @@ from hone.grader.v1 import grader_pb2
 
 from grader.agreement.bootstrap import Interval
 from grader.agreement.cohen import Weights
+from grader.agreement.labels import refused
 from grader.agreement.measure import AgreementTable, Comparison
 from grader.agreement.ratings import Rating, Ratings, ratings_of
 from grader.agreement.several import GroupAgreement
@@ -86,10 +87,7 @@ def weights_from_proto(value: int) -> Weights:
         InvalidArgument: the value is not known.
     """
     if value not in _WEIGHTS:
-        text = f"found {value}, expected none, linear or quadratic"
-        raise InvalidArgument(
-            f"weights: {text}", reason="RATINGS_INVALID", violations={"weights": text}
-        )
+        raise refused("weights", f"found {value}, expected none, linear or quadratic")
     return _WEIGHTS[value]
 
 

@@ -149,6 +149,29 @@ def test_interval_is_seeded_and_near_the_one_of_resampled_items() -> None:
     assert kappa.interval.high == pytest.approx(drawn[1949], abs=0.02)
 
 
+@pytest.mark.parametrize(("pairs", "low"), [(1, -0.6838), (5, 0.383), (15, 0.7686), (500, 0.9926)])
+def test_raters_who_never_differ_on_few_items_may_differ_on_more(pairs: int, low: float) -> None:
+    kappa = agreement_of(["a", "b"] * pairs, ["a", "b"] * pairs)
+    assert kappa.kappa == 1.0
+    assert kappa.interval is not None
+    # Clopper & Pearson: 0 of n differences leave a share up to 1 - 0.025^(1/n) possible; half differ by chance.
+    assert kappa.interval.low == pytest.approx(1 - 2 * (1 - 0.025 ** (1 / (2 * pairs))))
+    assert (kappa.interval.low, kappa.interval.high) == (pytest.approx(low, abs=1e-4), 1.0)
+    table = measure(_ratings(x=["a", "b"] * pairs, y=["a", "b"] * pairs, z=["a", "b"] * pairs))
+    group = table.groups[0].interval
+    assert group is not None
+    assert group.low == pytest.approx(low, abs=1e-4)
+    assert bool(shortfalls(table, 0.6)) == (low < 0.6)
+
+
+def test_a_label_that_hardly_occurs_leaves_agreement_open() -> None:
+    rare = agreement_of(["a"] * 39 + ["b"], ["a"] * 39 + ["b"], weights="linear")
+    assert rare.interval is not None
+    assert (rare.interval.low, rare.interval.high) == (pytest.approx(-0.8071, abs=1e-4), 1.0)
+    near = agreement_of(["1", "2"] * 9, ["1", "2"] * 9, weights="quadratic", order=list("12345"))
+    assert near.interval is not None and near.interval.low == -1.0
+
+
 def test_resamples_without_a_kappa_are_left_out_and_counted() -> None:
     kappa = agreement_of(["a"] * 19 + ["b"], ["a"] * 19 + ["b"])
     assert kappa.kappa == 1.0
@@ -260,6 +283,8 @@ def test_alpha_equals_the_published_example() -> None:
         ("-0", "0"),
         ("1e2", "100"),
         ("0.5", "0.5"),
+        ("123456789012345678901234567890123456789", "123456789012345678901234567890123456789"),
+        ("0.1234567890123456789012345678901230", "0.123456789012345678901234567890123"),
         (True, "true"),
         ("TRUE", "true"),
         ("Tie", "Tie"),

@@ -1,4 +1,4 @@
-"""Percentile bootstrap over items (Efron 1979), by the counts of alike items.
+"""Intervals of kappas: percentile bootstrap over items (Efron 1979), by the counts of alike items.
 
 Drawing n items with replacement and counting the kinds drawn is one multinomial draw over the kinds, so a resample
 costs as much as there are kinds of item, however many items there are.
@@ -28,6 +28,20 @@ class Interval:
     high: float
     num_undefined: int
     """Resamples of RESAMPLES in which the figure is undefined; they are left out."""
+
+
+def low_without_difference(num_items: int, by_chance: float) -> float:
+    """Return the low end for raters who never differ: no resample differs either, be it of two items or two thousand.
+
+    It is the kappa, at least -1, at the largest share of differing items that none among so many leaves possible: the
+    upper end for 0 of n (Clopper & Pearson 1934), each of them as far apart as labels can be.
+
+    Args:
+        num_items: above 0.
+        by_chance: distance that chance would leave, above 0: 1 - pe.
+    """
+    share: float = 1 - ((1 - LEVEL) / 2) ** (1 / num_items)
+    return max(-1.0, 1 - share / by_chance)
 
 
 def interval_of(counts: NDArray[np.int64], statistic: Statistic, seed: int) -> Interval | None:

@@ -5,17 +5,17 @@ of labels but know nothing of the items. Where both always say the same one labe
 nothing tells raters who know from raters who never look.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grader.agreement.bootstrap import Interval, interval_of
-from grader.agreement.labels import Scale
+from grader.agreement.bootstrap import Interval, interval_of, low_without_difference
+from grader.agreement.labels import Scale, refused
 from grader.agreement.libraries import cohen_kappa
-from servicekit.errors import InvalidArgument
 
 Weights = Literal["none", "linear", "quadratic"]
 """How far apart two labels are: 0 or 1, by the distance on the scale, by its square."""
@@ -55,9 +55,9 @@ def crosstab(
     """Count the items that both labelled by first and second label, k x k in the order of the scale."""
     position = {label: index for index, label in enumerate(scale.labels)}
     counts = np.zeros((len(position), len(position)), dtype=np.int64)
-    for one, other in zip(first, second, strict=True):
+    for (one, other), count in Counter(zip(first, second, strict=True)).items():
         if one is not None and other is not None:
-            counts[position[one], position[other]] += 1
+            counts[position[one], position[other]] = count
     return counts
 
 
@@ -94,7 +94,7 @@ def cohen(
         if undefined
         else cohen_kappa(counts, positions or range(len(scale.labels)), weights),
         undefined=undefined,
-        interval=None if undefined else _interval(counts, distances, seed),
+        interval=None if undefined else _interval(counts, distances, apart, seed),
         observed=1 - float((counts * distances).sum()) / num_items,
         expected=1 - apart,
         agreement=agreement,
@@ -110,11 +110,10 @@ def _distances(scale: Scale, weights: Weights) -> NDArray[np.float64]:
         return 1 - np.eye(len(scale.labels))
     if scale.positions is None:
         listed = ", ".join(repr(label) for label in scale.labels[:8])
-        raise InvalidArgument(
-            f"weights: {weights} needs labels in an order, found {listed}; give the order, lowest "
-            "first, or numbers that share a step",
-            reason="RATINGS_INVALID",
-            violations={"weights": f"{weights} needs labels in an order"},
+        raise refused(
+            "weights",
+            f"{weights} needs labels in an order, found {listed}; give the order, lowest first, or "
+            "numbers that share a step",
         )
     places = np.asarray(scale.positions, dtype=np.float64)
     apart = np.abs(places[:, None] - places[None, :])
@@ -124,20 +123,23 @@ def _distances(scale: Scale, weights: Weights) -> NDArray[np.float64]:
 
 
 def _interval(
-    counts: NDArray[np.int64], distances: NDArray[np.float64], seed: int
+    counts: NDArray[np.int64], distances: NDArray[np.float64], by_chance: float, seed: int
 ) -> Interval | None:
     first, second = np.nonzero(counts)
     labels = np.eye(len(counts))
     first_of, second_of, cost = labels[first], labels[second], distances[first, second]
 
     def kappas(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
-        by_chance = ((drawn @ first_of @ distances) * (drawn @ second_of)).sum(axis=1)
+        apart = ((drawn @ first_of @ distances) * (drawn @ second_of)).sum(axis=1)
         num_items = drawn.sum(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            found = 1 - (drawn @ cost) * num_items / by_chance
-        return np.where(by_chance > 0, found, np.nan)
+            found = 1 - (drawn @ cost) * num_items / apart
+        return np.where(apart > 0, found, np.nan)
 
-    return interval_of(counts[first, second], kappas, seed)
+    interval = interval_of(counts[first, second], kappas, seed)
+    if interval is None or cost.any():
+        return interval
+    return replace(interval, low=low_without_difference(int(counts.sum()), by_chance))
 
 
 def _above_even(share: float, used: int) -> float:

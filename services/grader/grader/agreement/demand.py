@@ -6,8 +6,8 @@ people.
 """
 
 from grader.agreement.cohen import Kappa
+from grader.agreement.labels import refused
 from grader.agreement.measure import AgreementTable, Comparison
-from servicekit.errors import InvalidArgument
 
 
 def demanded(table: AgreementTable) -> tuple[Comparison, ...]:
@@ -23,10 +23,7 @@ def checked_minimum(minimum: float) -> float:
         InvalidArgument: it is another number, or none.
     """
     if not 0 <= minimum <= 1:
-        text = f"found {minimum}, expected a number from 0 to 1"
-        raise InvalidArgument(
-            f"minimum: {text}", reason="RATINGS_INVALID", violations={"minimum": text}
-        )
+        raise refused("minimum", f"found {minimum}, expected a number from 0 to 1")
     return minimum
 
 

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
 from fractions import Fraction
 from functools import reduce
 
@@ -22,6 +22,7 @@ MAX_LENGTH = 200
 MAX_STEPS = 1000
 """Steps from the lowest to the highest label of a weighted kappa."""
 
+_ALL_DIGITS = Context(prec=MAX_LENGTH)
 _NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,2})?", re.ASCII)
 
 
@@ -72,7 +73,7 @@ def scale_of(used: Collection[str], order: Sequence[str] = ()) -> Scale:
     if order:
         return _scale_by_order(used, order)
     if len(used) > MAX_LABELS:
-        raise _refused(
+        raise refused(
             "labels",
             f"found {len(used)} different labels, expected at most {MAX_LABELS}: is it a column of "
             "texts or measurements? Leave it out, or group the values into classes",
@@ -96,13 +97,13 @@ def _scale_by_order(used: Collection[str], order: Sequence[str]) -> Scale:
     try:
         labels = tuple(label for label in map(label_of, order) if label is not None)
     except ValueError as err:
-        raise _refused("order", str(err)) from err
+        raise refused("order", str(err)) from err
     if len(set(labels)) < len(labels) or len(labels) < len(order):
-        raise _refused("order", f"found {', '.join(order)}; expected each label once, none empty")
+        raise refused("order", f"found {', '.join(order)}; expected each label once, none empty")
     if lacking := sorted(set(used) - set(labels)):
-        raise _refused("order", f"lacks {', '.join(map(repr, lacking[:5]))}, which raters used")
+        raise refused("order", f"lacks {', '.join(map(repr, lacking[:5]))}, which raters used")
     if len(labels) > MAX_LABELS:
-        raise _refused("order", f"found {len(labels)} labels, expected at most {MAX_LABELS}")
+        raise refused("order", f"found {len(labels)} labels, expected at most {MAX_LABELS}")
     return Scale(labels=labels, positions=tuple(range(len(labels))))
 
 
@@ -122,7 +123,7 @@ def _common_step(a: Fraction, b: Fraction) -> Fraction:
 
 
 def _number_text(text: str) -> str:
-    number = Decimal(text).normalize()
+    number = Decimal(text).normalize(_ALL_DIGITS)
     return format(number, "f") if number else "0"
 
 
@@ -130,5 +131,6 @@ def _fraction(label: str) -> Fraction | None:
     return Fraction(label) if _NUMBER.fullmatch(label) else None
 
 
-def _refused(field: str, text: str) -> InvalidArgument:
+def refused(field: str, text: str) -> InvalidArgument:
+    """Return the error of ratings that cannot be compared, for a field and what is wrong with it."""
     return InvalidArgument(f"{field}: {text}", reason="RATINGS_INVALID", violations={field: text})

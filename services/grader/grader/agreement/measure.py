@@ -11,11 +11,10 @@ from itertools import combinations
 from typing import Literal
 
 from grader.agreement.cohen import Kappa, Weights, cohen, crosstab
-from grader.agreement.labels import Scale, label_of, scale_of
+from grader.agreement.labels import Scale, label_of, refused, scale_of
 from grader.agreement.meaning import kappa_warnings, label_warnings
 from grader.agreement.ratings import Ratings, checked, majority_of
 from grader.agreement.several import GroupAgreement, fleiss, krippendorff
-from servicekit.errors import InvalidArgument
 
 MAX_KINDS = 100_000
 """Kinds of pairs of labels over all comparisons; every one is drawn for each resample."""
@@ -79,8 +78,7 @@ def measure(
     """
     checked(ratings)
     if seed < 0:
-        text = f"found {seed}, expected a whole number from 0"
-        raise InvalidArgument(f"seed: {text}", reason="RATINGS_INVALID", violations={"seed": text})
+        raise refused("seed", f"found {seed}, expected a whole number from 0")
     used = {label for column in ratings.labels.values() for label in column if label is not None}
     scale = scale_of(used, order)
     _check_size(ratings, scale)
@@ -131,12 +129,10 @@ def _check_size(ratings: Ratings, scale: Scale) -> None:
     num_raters, num_labels = len(ratings.labels), len(scale.labels)
     num_comparisons = num_raters * (num_raters + 1) // 2
     if num_comparisons * min(ratings.num_items, num_labels**2) > MAX_KINDS:
-        text = (
+        raise refused(
+            "ratings",
             f"{num_raters} raters with {num_labels} labels are too many to resample; compare fewer "
-            "raters at once, or group the labels"
-        )
-        raise InvalidArgument(
-            f"ratings: {text}", reason="RATINGS_INVALID", violations={"ratings": text}
+            "raters at once, or group the labels",
         )
 
 

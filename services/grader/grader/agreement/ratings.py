@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from grader.agreement.labels import label_of
-from servicekit.errors import InvalidArgument
+from grader.agreement.labels import label_of, refused
 
 MAX_RATERS = 50
 """Every pair is compared, so their number grows with the square."""
@@ -63,9 +63,9 @@ def ratings_of(rows: Iterable[Rating], judges: Collection[str] = ()) -> Ratings:
         place = row.place or f"ratings[{number}]"
         if not row.item or not row.rater:
             empty = "item" if not row.item else "rater"
-            raise _refused(place, f"found an empty {empty}, expected its name")
+            raise refused(place, f"found an empty {empty}, expected its name")
         if (first := places.setdefault((row.rater, row.item), place)) != place:
-            raise _refused(
+            raise refused(
                 place,
                 f"{row.rater!r} labels item {row.item!r} again, first at {first}; "
                 "expected one label of a rater for an item",
@@ -73,7 +73,7 @@ def ratings_of(rows: Iterable[Rating], judges: Collection[str] = ()) -> Ratings:
         try:
             label = label_of(row.label)
         except ValueError as err:
-            raise _refused(place, f"label of {row.rater!r}: {err}") from err
+            raise refused(place, f"label of {row.rater!r}: {err}") from err
         position = positions.setdefault(row.item, len(positions))
         found.setdefault(row.rater, {})[position] = label
     return checked(
@@ -96,17 +96,17 @@ def checked(ratings: Ratings) -> Ratings:
     """
     raters = list(ratings.labels)
     if ratings.num_items == 0:
-        raise _refused("ratings", "found no items, expected at least one")
+        raise refused("ratings", "found no items, expected at least one")
     if len(raters) < 2:
         only = f"only {raters[0]!r}" if raters else "none"
-        raise _refused("raters", f"found {only}, expected at least two raters to compare")
+        raise refused("raters", f"found {only}, expected at least two raters to compare")
     if len(raters) > MAX_RATERS:
-        raise _refused("raters", f"found {len(raters)}, expected at most {MAX_RATERS}; name some")
+        raise refused("raters", f"found {len(raters)}, expected at most {MAX_RATERS}; name some")
     for judge in ratings.judges:
         if judge not in ratings.labels:
-            raise _refused("judges", f"no rater is called {judge!r}; known are {', '.join(raters)}")
+            raise refused("judges", f"no rater is called {judge!r}; known are {', '.join(raters)}")
     if not ratings.people:
-        raise _refused("judges", "every rater is a judge, expected at least one person")
+        raise refused("judges", "every rater is a judge, expected at least one person")
     return ratings
 
 
@@ -116,15 +116,17 @@ def majority_of(columns: Sequence[Sequence[str | None]]) -> Majority:
     Args:
         columns: one per rater, equally long.
     """
+    ranked_of = cache(_ranked)
     labels: list[str | None] = []
     num_tied = 0
     for given in zip(*columns, strict=True):
-        ranked = Counter(label for label in given if label is not None).most_common(2)
+        ranked = ranked_of(given)
         tied = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
         num_tied += tied
         labels.append(ranked[0][0] if ranked and not tied else None)
     return Majority(labels=tuple(labels), num_tied=num_tied)
 
 
-def _refused(field: str, text: str) -> InvalidArgument:
-    return InvalidArgument(f"{field}: {text}", reason="RATINGS_INVALID", violations={field: text})
+def _ranked(given: tuple[str | None, ...]) -> list[tuple[str, int]]:
+    """Return the two most frequent labels of an item with their counts."""
+    return Counter(label for label in given if label is not None).most_common(2)

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grader.agreement.bootstrap import Interval, interval_of
+from grader.agreement.bootstrap import Interval, interval_of, low_without_difference
 from grader.agreement.libraries import fleiss_kappa, krippendorff_alpha
 
 Coefficient = Literal["fleiss_kappa", "krippendorff_alpha"]
@@ -107,4 +107,8 @@ def _interval(counts: NDArray[np.int64], num_raters: int, seed: int) -> Interval
             found = 1 - (drawn @ apart) / num_items / by_chance
         return np.where(totals.max(axis=1) < all_labels, found, np.nan)
 
-    return interval_of(sizes.astype(np.int64), kappas, seed)
+    interval = interval_of(sizes.astype(np.int64), kappas, seed)
+    if interval is None or apart.any():
+        return interval
+    by_chance = 1 - float(((sizes @ kinds / (sizes.sum() * num_raters)) ** 2).sum())
+    return replace(interval, low=low_without_difference(int(sizes.sum()), by_chance))

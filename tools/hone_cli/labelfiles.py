@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from grader.jsonvalues import is_deep, is_unicode
 from hone_cli.errors import USAGE, CliError
 from runspec.jsonl import read_rows
 from runspec.problems import RowErrors, described
@@ -162,10 +163,15 @@ def _list_rows(text: str, path: Path) -> list[LabelRow]:
     faults = Faults()
     rows = []
     for index, value in enumerate(found):
-        if isinstance(value, dict):
-            rows.append(LabelRow(place=f"{path}[{index}]", values=value))
+        place = f"{path}[{index}]"
+        if not isinstance(value, dict):
+            faults.add(place, f"found {described(value)}, expected an object")
+        elif is_deep(value):
+            faults.add(place, "is nested too deeply")
+        elif not is_unicode(value):
+            faults.add(place, "holds half of a character, such as \\ud800")
         else:
-            faults.add(f"{path}[{index}]", f"found {described(value)}, expected an object")
+            rows.append(LabelRow(place=place, values=value))
     faults.raise_if_any()
     return rows
 

@@ -122,6 +122,7 @@ async def test_a_pattern_that_never_ends_is_a_typed_fault(
     [
         ({"reward": 0.1}, "rules[0].when"),
         ({"when": {}}, "rules[0].reward"),
+        ({"when": {}, "reward": 1e308}, "rules[0].reward"),
         ({"when": {"tol": "x"}, "reward": 1}, "rules[0].when.tol"),
         ({"when": {"ok": 1}, "reward": 1}, "rules[0].when.ok"),
         ({"when": {"result_matches": "("}, "reward": 1}, "rules[0].when.result_matches"),

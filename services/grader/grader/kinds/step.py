@@ -28,6 +28,7 @@ from grader.sample import Sample
 from trajectory.types import ToolCallRecord, TurnRecord
 
 TOTALS = ("sum", "discounted")
+MAX_REWARD = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ def _parse_rule(fields: Fields, index: int) -> Rule:
     when = fields.child("when") or Fields({}, fields.at("when"), fields.problems)
     rule = Rule(
         name=fields.text("name", f"rule_{index}"),
-        reward=fields.number("reward"),
+        reward=fields.number("reward", low=-MAX_REWARD, high=MAX_REWARD),
         tool=when.text("tool") if when.has("tool") else "",
         ok=when.flag("ok", True) if when.has("ok") else None,
         result_matches=pattern_field(when, "result_matches")

@@ -97,7 +97,7 @@ _WORDS = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*\.?(?:\s+[^\W\d_]+(?:['-][^\W\d
 _DEGREES = re.compile(r"^(?:degrees?|deg\.?)\s+(?=c$|f$|celsius|fahrenheit|kelvin)")
 _RATE = re.compile(r"([a-z]{3,}(?: [a-z]+)*)\s?/\s?([a-z]+(?: [a-z]+)*)")
 _RAISED_WORD = re.compile(r"([a-z]{3,})\s?\^\s?\{?([23])\}?")
-_SI_PRODUCT = re.compile(r"(?:[a-z]{1,3}(?:\^\{?-?\d\}?)?[\s*]*)*[a-z]{1,3}\^\{?-\d\}?")
+_SI_PRODUCT = re.compile(r"(?:[a-z]{1,3}(?:\^\{?-?\d\}?[\s*]*|[\s*]+))*[a-z]{1,3}\^\{?-\d\}?")
 _UNIT_AT_END = re.compile(
     r"(?<=[\w}])\s+((?:(?:square|cubic|sq\.?)\s+)?[a-zA-Z]{2,}(?:\s*/\s*[a-zA-Z]+)?(?:\s*\^\s*\{?\s*[23]\s*\}?)?|\u00b0)$"
 )

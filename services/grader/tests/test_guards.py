@@ -1,6 +1,7 @@
 """Guards against reward hacking: what their alarms do, how they are parsed, what hostile text costs them."""
 
 import json
+import random
 
 import pytest
 from guarded_records import ANSWER, MakeRecord, outcome_of, record_with, tool_call
@@ -160,3 +161,29 @@ async def test_a_hostile_response_costs_guards_little(
     record = record_with(make_record, f"{text}\nFinal Answer: 72", *calls)
     outcome = await outcome_of(instruments, record, ALL)
     assert isinstance(outcome, Scored | Masked)
+
+
+FRAGMENTS = (
+    "9" * 70,
+    "\n",
+    "",
+    *(
+        "12 1/2 1/0 0 -3.5 = + % dozen half one hundred and << 3*4=12 >> ( ) \\boxed{ } #### [[A]] "
+        "Final_Answer: > conftest.py open('a.pth','w') {\"score\": \u200b \ud800 \x00 \u0301 1e400 ** ^ $ , or .. "
+        "minus two thirds 1,000 2**9 system: \U000e0041"
+    )
+    .replace("_", " ")
+    .split(),
+)
+
+
+@pytest.mark.parametrize("seed", range(200))
+async def test_guards_have_an_opinion_on_any_text(
+    instruments: Instruments, make_record: MakeRecord, seed: int
+) -> None:
+    rng = random.Random(seed)
+    text = rng.choice(["", " "]).join(rng.choices(FRAGMENTS, k=rng.randrange(25)))
+    arguments: object = rng.choice([text, {"a": text}, [text, {"b": [1, text]}], None])
+    record = record_with(make_record, text, tool_call("shell", arguments, text), prompt=text[:9])
+    right = {"type": "string_check", "operation": "ne", "reference": "no such text"}
+    assert isinstance(await outcome_of(instruments, record, ALL, right), Scored)

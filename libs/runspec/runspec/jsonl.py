@@ -1,11 +1,17 @@
 """Splits JSONL bytes into objects, with a problem for every line that is none."""
 
+import io
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runspec.problems import RowError, RowErrors, described
+
+_BOM = b"\xef\xbb\xbf"
+_HEAD = 1024
+"""Bytes that show what a file is."""
+_MAX_DIGITS = 4300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +29,14 @@ def read_rows(data: bytes, source: str) -> Iterator[Row]:
     Raises:
         RowErrors: there is no row at all.
     """
+    wrong = _other_format(data)
+    if wrong:
+        raise RowErrors(source, [RowError(line=0, field="", message=wrong)])
     found = False
-    for line, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    # Line by line, since a list of all lines would be the file once more.
+    for line, raw in enumerate(io.BytesIO(data), start=1):
+        raw = raw.removesuffix(b"\n")
+        raw = raw.removeprefix(_BOM) if line == 1 else raw
         if not raw.strip():
             continue
         found = True
@@ -34,6 +46,15 @@ def read_rows(data: bytes, source: str) -> Iterator[Row]:
         raise RowErrors(source, [RowError(line=0, field="", message=message)])
 
 
+def _other_format(data: bytes) -> str:
+    """Says which other format a file is in, where each of its lines would be a problem; empty for none."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "is UTF-16, expected UTF-8"
+    if data[:_HEAD].removeprefix(_BOM).lstrip().startswith(b"["):
+        return "is a JSON list; expected one JSON object per line, without brackets and commas around them"
+    return ""
+
+
 def _row(line: int, raw: bytes) -> Row:
     try:
         value = json.loads(
@@ -41,6 +62,7 @@ def _row(line: int, raw: bytes) -> Row:
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
             parse_float=_finite,
+            parse_int=_whole,
         )
         # An escape such as backslash-ud800 is JSON but no text that could be sent on.
         json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -51,7 +73,7 @@ def _row(line: int, raw: bytes) -> Row:
     except UnicodeDecodeError as error:
         return Row(line=line, value={}, error=f"is not UTF-8 (byte {error.start} of the line)")
     except json.JSONDecodeError as error:
-        return Row(line=line, value={}, error=f"is not JSON: {error.msg} at column {error.colno}")
+        return Row(line=line, value={}, error=f"is not JSON: {_said(error)}")
     except RecursionError:
         return Row(line=line, value={}, error="is nested too deeply")
     except ValueError as error:
@@ -74,8 +96,19 @@ def _no_constant(text: str) -> object:
     raise ValueError(f"has {text}, which is not a JSON number")
 
 
+def _whole(text: str) -> int:
+    # Python refuses to read more digits than that, and as text they can be given.
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"holds a number of {len(text)} digits; give it as a text")
+    return int(text)
+
+
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"holds the number {text[:40]}, which is too large")
     return value
+
+
+def _said(error: json.JSONDecodeError) -> str:
+    return f"{error.msg.removesuffix(' at')} at column {error.colno}"

@@ -107,11 +107,32 @@ def test_bad_task_row_names_file_line_and_field(row: object, expected: str) -> N
         (b'{"a": NaN}', "has NaN, which is not a JSON number"),
         (b'{"a": 1, "a": 2}', "has the key 'a' twice in one object"),
         (b'{"a": "\xff"}', "is not UTF-8 (byte 7 of the line)"),
-        (b"[" * 100_000, "is nested too deeply"),
+        (b'{"a": ' + b"[" * 100_000, "is nested too deeply"),
+        (b'{"a": "x', "is not JSON: Unterminated string starting at column 7"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "holds a number of 5000 digits; give it as a text"),
     ],
 )
 def test_line_that_is_no_object_is_named(raw: bytes, expected: str) -> None:
     assert task_errors(b"\n" + raw + b"\n") == [f"tasks.jsonl:2: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'\xef\xbb\xbf [\n {"prompt": "x"},\n {"prompt": "y"}\n]', "is a JSON list; expected one"),
+        ('{"prompt": "x"}\n{"prompt": "y"}\n'.encode("utf-16"), "is UTF-16, expected UTF-8"),
+    ],
+)
+def test_file_of_another_format_is_one_problem_and_not_one_per_line(
+    data: bytes, expected: str
+) -> None:
+    (line,) = task_errors(data)
+    assert line.startswith(f"tasks.jsonl: {expected}")
+
+
+def test_byte_order_mark_is_no_part_of_the_first_row() -> None:
+    (task,) = parse_tasks(b'\xef\xbb\xbf{"prompt": "x"}', source="f", required=set())
+    assert task.messages[0].text == "x"
 
 
 def test_empty_file_is_refused() -> None:

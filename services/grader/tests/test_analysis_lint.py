@@ -141,9 +141,21 @@ def test_rare_clipping_is_no_warning() -> None:
 def test_success_of_a_measured_grader_alone_is_named() -> None:
     unpaid = row(0, 0.0, reward("reward", 0.0), reward("accuracy", 1.0, 0))
     paid = row(1, 0.9, reward("reward", 0.9), reward("accuracy", 1.0, 0))
-    (warning,) = lint.uncounted_success([unpaid, paid])
-    assert warning.rows == ("r0",)
+    (warning,) = lint.lint([unpaid, paid], result_names={"accuracy"})
+    assert (warning.check, warning.rows) == ("uncounted_success", ("r0",))
     assert "accuracy" in warning.text
+
+
+def test_style_of_a_wrong_answer_is_no_success() -> None:
+    wrong = row(0, 0.0, reward("reward", 0.0), reward("polite", 1.0, 0), reward("accuracy", 0.0, 0))
+    assert lint.uncounted_success([wrong], {"reward", "accuracy"}) == []
+
+
+def test_component_that_varies_by_rounding_alone_correlates_with_nothing() -> None:
+    left = [0.3, 0.1 + 0.2, 0.3, 0.1 + 0.2, 0.3, 0.1 + 0.2]
+    right = [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    assert lint.pearson(left, right) is None
+    assert lint.pearson(right, left) is None
 
 
 def test_regrading_noise_tells_size_and_rows() -> None:

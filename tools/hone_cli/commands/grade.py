@@ -211,8 +211,12 @@ def _shown(found: "Graded", options: "Options", wanted: _Reports, *, as_json: bo
     texts = [render.summary_text(summary)]
     failed = any(kind.startswith("grader") for kind in summary.failed)
     if wanted.lint:
-        read = None if found.grader is None else found.grader.read_fields
-        warnings = lint(found.rows, regraded=found.regraded, read_fields=read)
+        warnings = lint(
+            found.rows,
+            regraded=found.regraded,
+            read_fields=found.grader.read_fields if found.grader else None,
+            result_names=found.grader.result_names if found.grader else (),
+        )
         plain["lint"] = render.lint_plain(warnings)
         texts.append(render.lint_text(warnings))
         failed |= bool(warnings)
@@ -227,12 +231,13 @@ def _shown(found: "Graded", options: "Options", wanted: _Reports, *, as_json: bo
         failed |= bool(trends.alarms)
     typer.echo(json.dumps(plain, indent=2) if as_json else "\n\n".join(texts))
     if not found.complete:
-        typer.echo(_how_to_go_on(options), err=True)
-        return INTERRUPTED
+        typer.echo(safe(_how_to_go_on(found.gave_up, options)), err=True)
+        return FAILED if found.gave_up else INTERRUPTED
     return FAILED if failed else 0
 
 
-def _how_to_go_on(options: "Options") -> str:
+def _how_to_go_on(gave_up: str, options: "Options") -> str:
+    stopped = f"stopped: {gave_up}" if gave_up else "stopped"
     if options.out is None:
-        return "stopped; with --out the results are kept, and --resume goes on"
-    return f"stopped; the results are in {options.out}, the same command with --resume goes on"
+        return f"{stopped}; with --out the results are kept, and --resume goes on"
+    return f"{stopped}; the results are in {options.out}, the same command with --resume goes on"

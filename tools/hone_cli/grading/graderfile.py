@@ -13,6 +13,9 @@ from runspec.problems import SpecError
 READ_WHOLE_ITEM = frozenset(("python", "endpoint", "function"))
 """Types whose code gets all reference fields of the task; an endpoint with a payload gets what that names."""
 
+TRIES = frozenset(("tests", "state"))
+"""Types that try what was done, and need no reference for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraderFile:
@@ -36,6 +39,22 @@ class GraderFile:
             if part.get("type") in READ_WHOLE_ITEM and "payload" not in part:
                 return None
         return {name.split(".")[0].split("[")[0] for name in self.required}
+
+    @property
+    def result_names(self) -> set[str]:
+        """Names of the graders that say whether the task was done: they read its reference, or try what was done."""
+        graders = self.values.get("graders")
+        if isinstance(graders, Mapping):
+            named = [(name, part) for name, part in graders.items() if isinstance(part, Mapping)]
+        else:
+            parts = graders if isinstance(graders, list) else []
+            found = [part for part in parts if isinstance(part, Mapping)]
+            named = [(part.get("name", part.get("type")), part) for part in found]
+        return {
+            str(name)
+            for name, part in named
+            if part.get("type") in TRIES or required_fields({"": part.get("reference")})
+        }
 
     @property
     def counts_tokens(self) -> bool:
@@ -81,9 +100,12 @@ def read_grader_file(path: Path) -> GraderFile:
             raise CliError(f"{path}: grader: missing; expected a grader definition", USAGE)
         return grader_of(json.dumps(grader), str(path))
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"cannot read {path}: {error}", USAGE) from error
+        # Some editors write a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise CliError(f"cannot read {path}: {error.strerror or error}", USAGE) from error
+    except UnicodeDecodeError as error:
+        raise CliError(f"{path}: is not UTF-8 (byte {error.start})", USAGE) from error
     return grader_of(text, str(path))
 
 

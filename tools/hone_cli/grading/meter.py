@@ -34,10 +34,12 @@ class Meter:
         self._clock = clock
         self._begun = self._told = clock()
         self._done = 0
+        self._failed = 0
 
-    def tick(self) -> None:
+    def tick(self, *, failed: bool = False) -> None:
         """Notes one more."""
         self._done += 1
+        self._failed += failed
         now = self._clock()
         if now - self._told >= (LIVE_SECONDS if self._live else PLAIN_SECONDS):
             self._told = now
@@ -55,6 +57,8 @@ class Meter:
     def _text(self, now: float) -> str:
         took = now - self._begun
         text = f"graded {self._done}/{self._total}"
+        if self._failed:
+            text += f" ({self._failed} failed)"
         if took <= 0:
             return text
         rate = self._done / took

@@ -5,9 +5,8 @@ from dataclasses import asdict
 
 from grader.analysis.errors import ERRORS, ErrorReport, Result
 from grader.analysis.lint import LintWarning
-from hone_cli.demo.statistics import Estimate
 from hone_cli.grading.session import Validated
-from hone_cli.grading.summary import Summary
+from hone_cli.grading.summary import Mean, Summary
 from hone_cli.text import number, safe, shortened, table
 
 
@@ -23,7 +22,7 @@ def summary_text(summary: Summary) -> str:
             (safe(r.name), number(r.weight), *_cells(r.mean), str(r.num_rows))
             for r in summary.rewards
         ]
-        headings = ("", "weight", "mean", "95 % interval", "rows")
+        headings = ("", "weight", "mean", "95% interval", "tasks", "rows")
         lines += ["", table(headings, rows, left=frozenset({""}))]
     counted = (
         ("not a success", summary.kinds),
@@ -33,8 +32,8 @@ def summary_text(summary: Summary) -> str:
         ("failed", summary.failed),
     )
     found = [f"{title}: {_counts(counts)}" for title, counts in counted if counts]
-    for kind, example in summary.failure_examples.items():
-        found.append(f"  {kind}, for example {safe(shortened(example, 300))}")
+    for kind, examples in summary.failure_examples.items():
+        found += [f"  {kind}, for example {safe(shortened(one, 300))}" for one in examples]
     return "\n".join([*lines, *([""] if found else []), *found])
 
 
@@ -110,8 +109,10 @@ def validation_plain(found: Validated) -> dict[str, object]:
     return asdict(found)
 
 
-def _cells(estimate: Estimate) -> tuple[str, str]:
-    return f"{estimate.value:.3f}", f"[{estimate.low:.3f}, {estimate.high:.3f}]"
+def _cells(mean: Mean) -> tuple[str, str, str]:
+    unknown = mean.low is None or mean.high is None
+    interval = "-" if unknown else f"[{mean.low:.3f}, {mean.high:.3f}]"
+    return f"{mean.value:.3f}", interval, str(mean.num_tasks)
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -1,8 +1,12 @@
 """Graded rows on disk: a JSONL file that grows as they come and that a later command goes on with."""
 
+import fcntl
 import json
-from collections.abc import Callable, Iterator
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from grader.analysis.rows import GradedRow, row_from_json, row_to_json
@@ -11,28 +15,32 @@ from trajectory.types import Failure
 
 
 class Results:
-    """The rows of one grading; the last one of an id counts."""
+    """The rows of one grading; the last one of an id counts.
 
-    def __init__(self, write: Callable[[str], object] | None = None) -> None:
-        """Starts empty.
+    What graders explained goes to the file alone: no report reads it, and of many rows it would fill the memory.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], object] | None = None,
+        earlier: Iterable[GradedRow] = (),
+    ) -> None:
+        """Starts with what is on disk.
 
         Args:
             write: takes each row's JSON line; None keeps rows in memory alone.
+            earlier: rows of an earlier command.
         """
         self._write = write
-        self._rows: dict[str, GradedRow] = {}
+        self._rows = {row.row_id: row for row in earlier}
 
     def get(self, row_id: str) -> GradedRow | None:
         """A row, if it is there."""
         return self._rows.get(row_id)
 
-    def remember(self, row: GradedRow) -> None:
-        """Keeps a row that is on disk."""
-        self._rows[row.row_id] = row
-
     def add(self, row: GradedRow) -> None:
         """Keeps a row and writes it down at once."""
-        self._rows[row.row_id] = row
+        self._rows[row.row_id] = _lean(row)
         if self._write is not None:
             self._write(json.dumps(row_to_json(row), ensure_ascii=False) + "\n")
 
@@ -58,48 +66,84 @@ class Results:
         return True
 
 
+def _lean(row: GradedRow) -> GradedRow:
+    if row.scored is None:
+        return row
+    rewards = tuple(replace(reward, explanation="", parts={}) for reward in row.scored.rewards)
+    return replace(row, outcome=replace(row.scored, rewards=rewards))
+
+
 @contextmanager
 def results_at(path: Path | None, *, resume: bool) -> Iterator[Results]:
     """Opens the results; with `resume` those of an earlier command are there already.
 
     Raises:
-        CliError: the file cannot be written, exists without --resume, or is none of ours.
+        CliError: the file cannot be written, exists without --resume, is none of ours, or another command writes it.
     """
     if path is None:
         yield Results()
         return
-    earlier: list[GradedRow] = []
-    keep = 0
-    if path.exists() and path.stat().st_size:
-        if not resume:
-            message = f"--out: {path} exists; go on with it by --resume, or choose another file"
-            raise CliError(message, USAGE)
-        earlier, keep = _read(path)
+    descriptor = _opened(path)
     try:
-        with path.open("r+b" if keep else "wb") as file:
-            file.truncate(keep)
-            file.seek(keep)
+        keep = 0
+        earlier: list[GradedRow] = []
+        if os.fstat(descriptor).st_size:
+            if not resume:
+                message = f"--out: {path} exists; go on with it by --resume, or choose another file"
+                raise CliError(message, USAGE)
+            earlier, keep = _read(path)
+            os.ftruncate(descriptor, keep)
+        os.lseek(descriptor, keep, os.SEEK_SET)
+        yield Results(lambda line: _write(descriptor, line, path), earlier)
+    finally:
+        os.close(descriptor)
 
-            def write(line: str) -> None:
-                file.write(line.encode("utf-8"))
-                file.flush()
 
-            results = Results(write)
-            for row in earlier:
-                results.remember(row)
-            yield results
+def _opened(path: Path) -> int:
+    """Opens and locks a file, without touching what it holds."""
+    try:
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            raise CliError(
+                f"--out: {path} is no regular file; --resume could not go on with it", USAGE
+            )
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise CliError(f"--out: cannot write {path}: {error.strerror or error}", USAGE) from error
+        raise _cannot_write(path, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise CliError(f"--out: another hone grade is writing {path}", USAGE) from error
+        raise _cannot_write(path, error) from error
+    return descriptor
+
+
+def _write(descriptor: int, line: str, path: Path) -> None:
+    left = memoryview(line.encode("utf-8"))
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+    except OSError as error:
+        kept = f"{path} keeps the rows before; the same command with --resume goes on"
+        raise CliError(f"--out: {error.strerror or error}; {kept}") from error
+
+
+def _cannot_write(path: Path, error: OSError) -> CliError:
+    return CliError(f"--out: cannot write {path}: {error.strerror or error}", USAGE)
 
 
 def _read(path: Path) -> tuple[list[GradedRow], int]:
     """Returns the rows and the bytes they take; half a line at the end is left out."""
-    data = path.read_bytes()
-    keep = data.rfind(b"\n") + 1
+    keep = 0
     rows = []
-    for line, text in enumerate(data[:keep].splitlines(), start=1):
-        try:
-            rows.append(row_from_json(json.loads(text)))
-        except ValueError as error:
-            raise CliError(f"--resume: {path}:{line}: no graded row: {error}", USAGE) from error
+    with path.open("rb") as file:
+        for line, text in enumerate(file, start=1):
+            if not text.endswith(b"\n"):
+                break
+            try:
+                rows.append(_lean(row_from_json(json.loads(text))))
+            except ValueError as error:
+                raise CliError(f"--resume: {path}:{line}: no graded row: {error}", USAGE) from error
+            keep += len(text)
     return rows, keep

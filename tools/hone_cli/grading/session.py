@@ -18,10 +18,18 @@ from hone_cli.grading.judging import check_definition, judge, open_desk
 from hone_cli.grading.meter import Meter, SilentMeter, to_stderr
 from hone_cli.grading.pool import pooled
 from hone_cli.grading.results import Results, results_at
-from hone_cli.grading.sources import Work, one_by_one, read_file, tasks_of_file, works_of_file
+from hone_cli.grading.sources import (
+    Work,
+    check_rows,
+    one_by_one,
+    read_file,
+    tasks_of_file,
+    works_of_file,
+)
 from hone_cli.grading.stored import summaries_of, works_of_run
 from hone_cli.grading.validation import Mistake, Probe, probes_of, validate
 from hone_cli.watching import StopButton
+from trajectory.types import Failure, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,10 @@ class Options:
     """No progress on stderr."""
 
 
+GIVE_UP_AFTER = 32
+"""Responses in a row whose grading failed by something that may pass, as when a service is away."""
+
+
 @dataclass(slots=True)
 class Graded:
     """What came of it."""
@@ -48,6 +60,8 @@ class Graded:
     grader: GraderFile | None
     """The definition that the rows share; None if they have several."""
     regraded: list[GradedRow] = field(default_factory=list)
+    gave_up: str = ""
+    """Why no further response was tried, if so."""
 
 
 @dataclass(slots=True)
@@ -67,9 +81,10 @@ async def grade_file(grader: GraderFile, path: Path, book: AddressBook, options:
     """
     async with open_desk(book) as desk:
         check_definition(desk, grader)
-        works = works_of_file(read_file(path), grader, source=str(path))[: options.limit]
-        ids = [work.row_id for work in works]
-        return await _grade(desk, one_by_one(works), ids, grader, options)
+        data, source, limit = read_file(path), str(path), options.limit
+        ids = check_rows(data, grader, source=source, limit=limit)
+        works = works_of_file(data, grader, source=source, limit=limit)
+        return await _grade(desk, works, ids, grader, options)
 
 
 async def grade_run(
@@ -150,9 +165,13 @@ async def _grade(
             async def do(work: Work) -> GradedRow:
                 return await judge(desk, work)
 
+            outage = Outage()
+
             def done(row: GradedRow) -> None:
                 results.add(row)
-                meter.tick()
+                meter.tick(failed=isinstance(row.outcome, Failure))
+                if outage.lasts(row.outcome):
+                    button.press()
 
             todo = _undone(works, results, desk, sample, definitions, meter)
             complete = await pooled(todo, do, done, parallel=options.parallel, button=button)
@@ -168,7 +187,33 @@ async def _grade(
         if grader is None and len(definitions) == 1:
             grader = grader_of(definitions.pop(), "the run's grader")
         rows = [row for row_id in row_ids if (row := results.get(row_id)) is not None]
-        return Graded(rows=rows, complete=complete, grader=grader, regraded=again)
+        return Graded(
+            rows=rows,
+            complete=complete,
+            grader=grader,
+            regraded=again,
+            gave_up="" if complete else outage.why,
+        )
+
+
+class Outage:
+    """Notices that something which grading needs stays away, so that a long file is not failed row by row."""
+
+    def __init__(self) -> None:
+        """Has seen nothing yet."""
+        self.why = ""
+        self._in_a_row = 0
+
+    def lasts(self, outcome: Outcome) -> bool:
+        """Takes the next outcome; says once that it is no use to go on."""
+        if not isinstance(outcome, Failure) or not outcome.retryable:
+            self._in_a_row = 0
+            return False
+        self._in_a_row += 1
+        if self.why or self._in_a_row < GIVE_UP_AFTER:
+            return False
+        self.why = f"the last {GIVE_UP_AFTER} could not be graded: {outcome.detail}"
+        return True
 
 
 class _Sample:

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,25 +62,41 @@ def read_file(path: Path) -> bytes:
         raise CliError(f"cannot read {path}: {error.strerror or error}", USAGE) from error
 
 
-def works_of_file(data: bytes, grader: GraderFile, *, source: str) -> list[Work]:
-    """Reads rows with responses, or stored records as `hone rollout ID --json` prints them.
+def check_rows(
+    data: bytes, grader: GraderFile, *, source: str, limit: int | None = None
+) -> list[str]:
+    """Reads every row once, so that nothing is graded before all are sound; returns their ids.
 
     Raises:
         CliError: the first 20 problems, or the grader needs what such rows do not have.
     """
     problems = RowProblems(source)
-    works = []
+    ids = []
     try:
-        for row in read_rows(data, source):
+        for row in islice(read_rows(data, source), limit):
             if problems.full:
                 break
             work = _work(row, grader, problems)
             if work is not None:
-                works.append(work)
+                ids.append(work.row_id)
         problems.raise_if_any()
     except RowErrors as error:
         raise CliError(str(error), USAGE) from error
-    return works
+    return ids
+
+
+async def works_of_file(
+    data: bytes, grader: GraderFile, *, source: str, limit: int | None = None
+) -> AsyncIterator[Work]:
+    """Yields checked rows, each read only when it is graded: records take many times the memory of their text.
+
+    Rows hold responses, or stored records as `hone rollout ID --json` prints them.
+    """
+    problems = RowProblems(source)
+    for row in islice(read_rows(data, source), limit):
+        work = _work(row, grader, problems)
+        assert work is not None
+        yield work
 
 
 def tasks_of_file(data: bytes, grader: GraderFile, *, source: str) -> dict[str, Task]:

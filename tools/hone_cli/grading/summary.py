@@ -7,11 +7,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grader.analysis.rows import GradedRow
-from hone_cli.demo.statistics import Estimate, bootstrap_mean
+from hone_cli.demo.statistics import bootstrap_mean
 from trajectory.types import Failure, Masked
 
 MAX_BOOTSTRAP_TASKS = 1000
 """Above it the normal interval over tasks is as good and takes no time."""
+MAX_EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """The mean over tasks of each task's mean, with its 95% interval."""
+
+    value: float
+    low: float | None
+    """None for a single task, which says nothing of how tasks differ."""
+    high: float | None
+    num_tasks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +33,7 @@ class RewardSummary:
     name: str
     weight: float
     """0 for one that is measured only."""
-    mean: Estimate
+    mean: Mean
     num_rows: int
 
 
@@ -34,7 +46,7 @@ class Summary:
     num_success: int
     """Scored, and nothing fell short."""
     num_failed: int
-    score: Estimate | None
+    score: Mean | None
     """None without a scored row."""
     rewards: Sequence[RewardSummary]
     kinds: Mapping[str, int]
@@ -42,8 +54,8 @@ class Summary:
     masked: Mapping[str, int]
     failed: Mapping[str, int]
     """By what failed; grading faults by their kind, for example grader (timeout)."""
-    failure_examples: Mapping[str, str]
-    """The first row of each of these and what was said."""
+    failure_examples: Mapping[str, Sequence[str]]
+    """For each of these what was said, at most MAX_EXAMPLES different things, with the first row of each."""
     flags: Mapping[str, int]
     errors: Mapping[str, int]
     """Of rewards that are measured only, by name and kind."""
@@ -63,22 +75,24 @@ def summarise(rows: Sequence[GradedRow], *, seed: int) -> Summary:
             of_task = values.setdefault(reward.name, {})
             of_task.setdefault(row.task_id, []).append(reward.value)
     failures = [row.outcome for row in rows if isinstance(row.outcome, Failure)]
-    examples: dict[str, str] = {}
+    said: dict[str, dict[str, str]] = {}
     for row in rows:
         if isinstance(row.outcome, Failure):
-            examples.setdefault(_failure(row.outcome), f"{row.row_id}: {row.outcome.detail}")
+            details = said.setdefault(_failure(row.outcome), {})
+            if len(details) < MAX_EXAMPLES:
+                details.setdefault(row.outcome.detail, row.row_id)
     masked = [row.outcome for row in rows if isinstance(row.outcome, Masked)]
     return Summary(
         num_rows=len(rows),
         num_scored=len(scored),
         num_success=sum(judged.kind is None for _, judged in scored),
         num_failed=len(failures),
-        score=_estimate(scores, rng) if scores else None,
+        score=_mean(scores, rng) if scores else None,
         rewards=[
             RewardSummary(
                 name=name,
                 weight=weights[name],
-                mean=_estimate(by_task, rng),
+                mean=_mean(by_task, rng),
                 num_rows=sum(map(len, by_task.values())),
             )
             for name, by_task in values.items()
@@ -86,7 +100,10 @@ def summarise(rows: Sequence[GradedRow], *, seed: int) -> Summary:
         kinds=_counted(str(judged.kind) for _, judged in scored if judged.kind is not None),
         masked=_counted(str(outcome.kind or "no opinion") for outcome in masked),
         failed=_counted(map(_failure, failures)),
-        failure_examples=examples,
+        failure_examples={
+            kind: [f"{row_id}: {detail}" for detail, row_id in details.items()]
+            for kind, details in said.items()
+        },
         flags=_counted(flag.name for _, judged in scored for flag in judged.flags),
         errors=_counted(
             f"{error.name} ({error.kind})" for _, judged in scored for error in judged.errors
@@ -94,14 +111,18 @@ def summarise(rows: Sequence[GradedRow], *, seed: int) -> Summary:
     )
 
 
-def _estimate(by_task: Mapping[str, Sequence[float]], rng: random.Random) -> Estimate:
-    if len(by_task) <= MAX_BOOTSTRAP_TASKS:
-        return bootstrap_mean(by_task, rng)
+def _mean(by_task: Mapping[str, Sequence[float]], rng: random.Random) -> Mean:
+    size = len(by_task)
+    if 1 < size <= MAX_BOOTSTRAP_TASKS:
+        found = bootstrap_mean(by_task, rng)
+        return Mean(value=found.value, low=found.low, high=found.high, num_tasks=size)
     means = [math.fsum(values) / len(values) for values in by_task.values()]
-    mean = math.fsum(means) / len(means)
-    spread = math.fsum((value - mean) ** 2 for value in means) / (len(means) - 1)
-    half = 1.959964 * math.sqrt(spread / len(means))
-    return Estimate(value=mean, low=mean - half, high=mean + half)
+    mean = math.fsum(means) / size
+    if size == 1:
+        return Mean(value=mean, low=None, high=None, num_tasks=1)
+    spread = math.fsum((value - mean) ** 2 for value in means) / (size - 1)
+    half = 1.959964 * math.sqrt(spread / size)
+    return Mean(value=mean, low=mean - half, high=mean + half, num_tasks=size)
 
 
 def _failure(outcome: Failure) -> str:

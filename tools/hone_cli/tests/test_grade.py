@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from hone.common.v1 import identity_pb2, outcome_pb2
 from hone.console.v1 import console_pb2
 from hone.events.v1 import events_pb2
 
+from hone_cli.grading.results import results_at
 from hone_cli.grading.sources import record_of
 from hone_cli.plain import plain
 from trajectory.convert import rollout_record_to_proto
@@ -79,6 +81,14 @@ def test_definition_may_come_from_a_run_file(files: Any) -> None:
     assert files.hone("grade", "run.yaml", "f.jsonl") == 0, files.err
 
 
+def test_byte_order_mark_before_a_definition_is_read_over(files: Any) -> None:
+    (files.folder / "g.json").write_text(json.dumps(ANSWER), encoding="utf-8-sig")
+    assert files.hone("grade", "g.json", "f.jsonl") == 0, files.err
+    (files.folder / "g.json").write_text(json.dumps(ANSWER), encoding="utf-16")
+    assert files.hone("grade", "g.json", "f.jsonl") == 2
+    assert "g.json: is not UTF-8" in files.err
+
+
 def test_wrong_definition_names_file_and_field(files: Any) -> None:
     files.write("g.json", json.dumps({"type": "answr", "reference": "1"}))
     assert files.hone("grade", "g.json", "f.jsonl") == 2
@@ -97,6 +107,43 @@ def test_results_are_not_overwritten(files: Any) -> None:
     assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl") == 2
     assert "--resume" in files.err
     assert (files.folder / "o.jsonl").read_text() == "precious\n"
+
+
+def test_file_that_another_command_writes_is_left_alone(files: Any) -> None:
+    with results_at(files.folder / "o.jsonl", resume=False):
+        for more in ((), ("--resume",)):
+            assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl", *more) == 2
+            assert "another hone grade is writing o.jsonl" in files.err
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", "o.jsonl") == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "expected"),
+    [("/dev/full", "is no regular file"), (".", "is no regular file"), ("no/o", "cannot write")],
+)
+def test_place_that_takes_no_results_is_named_before_anything_is_graded(
+    files: Any, scores: "Scores", out: str, expected: str
+) -> None:
+    files.write("g.json", json.dumps(scores.definition))
+    assert files.hone("grade", "g.json", "f.jsonl", "--out", out) == 2
+    assert (
+        f"--out: {expected if expected.startswith('cannot') else f'{out} {expected}'}" in files.err
+    )
+    assert next(scores.scores) == 0
+
+
+def test_full_disk_keeps_the_rows_before_and_resume_goes_on(files: Any) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    command = ("grade", "g.json", "f.jsonl", "--out", "o.jsonl")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        assert files.hone(*command) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "--out: File too large; o.jsonl keeps the rows before" in files.err
+    assert (files.folder / "o.jsonl").stat().st_size == 1000
+    assert files.hone(*command, "--resume") == 0, files.err
+    assert len(rows_in(files.folder / "o.jsonl")) == 3
 
 
 def test_resume_goes_on_after_the_last_whole_line(files: Any) -> None:
@@ -167,6 +214,17 @@ def test_limit_grades_the_first_rows(files: Any) -> None:
     assert "2 graded" in files.out
 
 
+def test_limit_does_not_look_at_later_rows(files: Any) -> None:
+    files.write("f.jsonl", lines(answered("Final Answer: 72"), {"prompt": "q"}))
+    assert files.hone("grade", "g.json", "f.jsonl", "--limit", "1") == 0, files.err
+
+
+def test_single_task_has_no_interval(files: Any) -> None:
+    assert files.hone("grade", "g.json", "f.jsonl", "--limit", "1") == 0
+    (row,) = [line for line in files.out.splitlines() if line.startswith("score")]
+    assert row.split() == ["score", "1.000", "-", "1", "1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -193,9 +251,25 @@ def test_lint_names_what_it_found_and_fails(files: Any) -> None:
     files.write("f.jsonl", lines(*rows))
     assert files.hone("grade", "g.json", "f.jsonl", "--lint", "--json") == 1
     found = {warning["check"]: warning for warning in files.json()["lint"]}
-    assert found.keys() == {"two_valued", "unused_field", "uncounted_success"}
+    assert found.keys() == {"two_valued", "unused_field"}
     assert found["two_valued"]["rows"] == ["f.jsonl:2", "f.jsonl:1"]
     assert "note (in 8 of 8 rows)" in found["unused_field"]["text"]
+
+
+def test_right_answers_that_only_a_held_out_grader_sees_are_named(files: Any) -> None:
+    exact = {"type": "string_check", "operation": "eq", "reference": "{{item.answer}}"}
+    style = {"type": "string_check", "operation": "like", "reference": "Final", "weight": 0}
+    graders = [
+        {"name": "reward", **exact},
+        {**ANSWER, "weight": 0},
+        {"name": "style", **style},
+        {"name": "run", "type": "tests", "test": "assert True", "weight": 0},
+    ]
+    files.write("g.json", json.dumps({"type": "multi", "graders": graders}))
+    assert files.hone("grade", "g.json", "f.jsonl", "--lint", "--json") == 1
+    (found,) = [w for w in files.json()["lint"] if w["check"] == "uncounted_success"]
+    assert found["text"].startswith("1 rows are a success by answer alone")
+    assert found["rows"] == ["f.jsonl:1"]
 
 
 def test_lint_of_a_healthy_grader_is_silent(files: Any) -> None:
@@ -216,6 +290,7 @@ class Scores(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.scores = iter(range(10**6))
         self.press_at = -1
+        self.away = False
 
     @property
     def definition(self) -> dict[str, object]:
@@ -227,6 +302,9 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.away:
+            self.send_error(503)
+            return
         index = next(self.server.scores)
         if index == self.server.press_at:
             os.kill(os.getpid(), signal.SIGINT)
@@ -256,6 +334,19 @@ def test_lint_judges_a_sample_again_and_shows_noise(files: Any, scores: Scores) 
     (noise,) = [w for w in files.json()["lint"] if w["check"] == "regrading_noise"]
     assert sorted(noise["rows"]) == ["f.jsonl:1", "f.jsonl:2", "f.jsonl:3"]
     assert "3 of 3" in noise["text"]
+
+
+@pytest.mark.slow
+def test_grader_that_stays_away_is_not_asked_for_every_row(files: Any, scores: Scores) -> None:
+    files.write("g.json", json.dumps(scores.definition | {"max_tries": 1}))
+    files.write("f.jsonl", lines(*(answered(f"it is {i}") for i in range(200))))
+    scores.away = True
+    command = ("grade", "g.json", "f.jsonl", "--out", "o.jsonl", "--parallel", "256")
+    assert files.hone(*command) == 1
+    assert "stopped: the last 32 could not be graded: " in files.err
+    scores.away = False
+    assert files.hone(*command, "--resume") == 0
+    assert "200 scored" in files.out
 
 
 def test_ctrl_c_keeps_what_was_graded_and_resume_goes_on(files: Any, scores: Scores) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from hone_cli.errors import CliError
 from hone_cli.grading.judging import judge
 from hone_cli.grading.meter import Meter
 from hone_cli.grading.pool import pooled
+from hone_cli.grading.session import GIVE_UP_AFTER, Outage
 from hone_cli.grading.sources import Work, one_by_one, record_of
 from hone_cli.grading.summary import MAX_BOOTSTRAP_TASKS, summarise
 from hone_cli.plain import filled, plain
@@ -112,6 +114,27 @@ async def test_source_that_breaks_ends_the_pool() -> None:
     with pytest.raises(CliError, match="away"):
         await pooled(source(), do, found.append, parallel=2, button=StopButton())
     assert found == [1]
+
+
+def test_meter_says_how_many_failed() -> None:
+    now, told = [0.0], list[str]()
+    meter = Meter(4, live=False, write=told.append, clock=lambda: now[0])
+    for failed in (True, False):
+        now[0] += 10
+        meter.tick(failed=failed)
+    assert told[-1] == "graded 2/4 (1 failed), 0.1/s, about 20.0 s left\n"
+
+
+def test_outage_is_noticed_once_and_not_for_rows_that_fail_by_themselves() -> None:
+    away, wrong = (
+        replace(failure(FailureKind.GRADER, GraderErrorKind.SERVER), retryable=retryable)
+        for retryable in (True, False)
+    )
+    outage = Outage()
+    mixed = [*[away] * (GIVE_UP_AFTER - 1), wrong]
+    assert not any(outage.lasts(outcome) for outcome in mixed * 2)
+    assert [outage.lasts(away) for _ in range(2 * GIVE_UP_AFTER)].index(True) == GIVE_UP_AFTER - 1
+    assert not outage.lasts(away)
 
 
 def test_meter_tells_rate_and_time_left() -> None:
@@ -235,6 +258,17 @@ def test_figures_count_every_row_once() -> None:
     assert found.masked == {"extraction": 1, "no opinion": 1}
     assert found.failed == {"grader (timeout)": 1, "engine": 1}
     assert found.score is not None and found.score.value == 0.5
+
+
+def test_different_causes_of_one_kind_of_failure_are_shown() -> None:
+    kind = failure(FailureKind.GRADER, GraderErrorKind.SERVER)
+    said = ["asked by another", "asked by another", "connection refused"]
+    rows = [
+        replace(other(replace(kind, detail=detail)), row_id=f"r{index}")
+        for index, detail in enumerate(said)
+    ]
+    examples = summarise(rows, seed=0).failure_examples
+    assert examples == {"grader (server)": ["r0: asked by another", "r2: connection refused"]}
 
 
 def test_nothing_scored_has_no_mean() -> None:

@@ -44,6 +44,7 @@ def lint(
     *,
     regraded: Sequence[GradedRow] = (),
     read_fields: Collection[str] | None = None,
+    result_names: Collection[str] = (),
 ) -> list[LintWarning]:
     """Return every warning.
 
@@ -51,13 +52,14 @@ def lint(
         rows: graded once.
         regraded: some of them graded a second time.
         read_fields: top-level reference fields that the grader reads; None if it reads the whole item.
+        result_names: graders that say whether the task was done, and not only how.
     """
     found = (
         spread(rows)
         + final_only(rows)
         + conflicts(rows)
         + clipping(rows)
-        + uncounted_success(rows)
+        + uncounted_success(rows, result_names)
         + regrading_noise(rows, regraded)
     )
     return found if read_fields is None else found + unused_fields(rows, read_fields)
@@ -131,10 +133,10 @@ def conflicts(rows: Sequence[GradedRow]) -> list[LintWarning]:
 
 
 def pearson(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Return the product-moment correlation (Pearson 1895); None where either side is constant."""
+    """Return the product-moment correlation (Pearson 1895); None where either side is constant up to rounding."""
     products = _products(xs, ys)
     spread_x, spread_y = math.fsum(_products(xs, xs)), math.fsum(_products(ys, ys))
-    if not (spread_x > 0 and spread_y > 0):
+    if min(spread_x, spread_y) <= len(xs) * TOLERANCE**2:
         return None
     return math.fsum(products) / (math.sqrt(spread_x) * math.sqrt(spread_y))
 
@@ -156,15 +158,20 @@ def clipping(rows: Sequence[GradedRow]) -> list[LintWarning]:
     return [_warning("clipping", text, [row.row_id for row in cut])]
 
 
-def uncounted_success(rows: Sequence[GradedRow]) -> list[LintWarning]:
-    """Warn of responses that only a grader of weight 0 approves of: everything that counts is 0 or less."""
+def uncounted_success(
+    rows: Sequence[GradedRow], result_names: Collection[str]
+) -> list[LintWarning]:
+    """Warn of tasks that were done by a grader of weight 0 alone: everything that counts is 0 or less.
+
+    Graders that say only how something was done, such as style, approve of wrong answers too and are not asked.
+    """
     shown: dict[str, list[str]] = {}
     for row, judged in _scored(rows):
         counted = [reward.value for reward in judged.rewards if reward.weight > 0]
         if not counted or max(counted) > 0:
             continue
         for reward in judged.rewards:
-            if reward.weight == 0 and reward.value >= 1:
+            if reward.name in result_names and reward.weight == 0 and reward.value >= 1:
                 shown.setdefault(reward.name, []).append(row.row_id)
     return [
         _warning(

@@ -51,7 +51,7 @@ class Prompt:
             GradingFaultError: the task's reference lacks a field.
         """
         filled = [
-            (role, [(_sendable(piece.text.render(sample)), piece.hostile) for piece in pieces])
+            (role, [(sendable(piece.text.render(sample)), piece.hostile) for piece in pieces])
             for role, pieces in self.messages
         ]
         material = [text for _, pieces in filled for text, hostile in pieces if hostile]
@@ -71,7 +71,7 @@ def fence_key(material: list[str]) -> str:
 
 def fenced(text: str) -> str:
     """Return text that the judged model had a hand in, inside its fence and after the notice about it."""
-    text = _sendable(text)
+    text = sendable(text)
     return _fenced([(text, True)], fence_key([text]))
 
 
@@ -127,6 +127,6 @@ def _shortened(text: str) -> str:
     return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
 
 
-def _sendable(text: str) -> str:
+def sendable(text: str) -> str:
     """Replace halves of surrogate pairs, which no wire takes."""
     return text.encode("utf-8", "replace").decode()

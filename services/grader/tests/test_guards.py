@@ -186,4 +186,7 @@ async def test_guards_have_an_opinion_on_any_text(
     arguments: object = rng.choice([text, {"a": text}, [text, {"b": [1, text]}], None])
     record = record_with(make_record, text, tool_call("shell", arguments, text), prompt=text[:9])
     right = {"type": "string_check", "operation": "ne", "reference": "no such text"}
-    assert isinstance(await outcome_of(instruments, record, ALL, right), Scored)
+    outcome = await outcome_of(instruments, record, ALL, right)
+    assert isinstance(outcome, Scored)
+    for flag in outcome.flags:
+        flag.detail.encode()

@@ -21,6 +21,7 @@ from grader.fields import Fields, nearest, shown
 from grader.guards.base import Action, Case, Guard, GuardTable
 from grader.guards.grounds import read_grounds
 from grader.instruments.all import Instruments
+from grader.prompts import sendable
 from grader.results import GradingFaultError
 from trajectory.types import Flag, GraderError, Masked, OutcomeKind, Scored
 
@@ -72,14 +73,14 @@ async def guarded(
     for guard, alarm in alarms:
         action = guard.action
         if action.name == "mask" and scored.score > low:
-            return Masked(kind=kind, reason=f"guard {guard.name}: {alarm[:MAX_DETAIL]}")
+            return Masked(kind=kind, reason=f"guard {guard.name}: {sendable(alarm[:MAX_DETAIL])}")
         if action.name == "zero":
             kind = kind or guard.shortfall
         keeps *= 1.0 - action.price
         priced = action.price > 0 and (
             scored.score > low or any(s > 0 for s in scored.step_rewards)
         )
-        flags.append(Flag(name=guard.name, detail=alarm[:MAX_DETAIL], priced=priced))
+        flags.append(Flag(name=guard.name, detail=sendable(alarm[:MAX_DETAIL]), priced=priced))
     if keeps < 1.0:
         score = low + (scored.score - low) * keeps
     return replace(
@@ -151,5 +152,7 @@ async def _look(posted: Posted, case: Case, instruments: Instruments) -> _Looked
 def _told(looked: _Looked) -> GraderError:
     assert looked.error is not None
     return GraderError(
-        name=looked.posted.name, kind=looked.error.kind, detail=looked.error.detail[:MAX_DETAIL]
+        name=looked.posted.name,
+        kind=looked.error.kind,
+        detail=sendable(looked.error.detail[:MAX_DETAIL]),
     )

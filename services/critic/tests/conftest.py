@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -50,6 +50,7 @@ class FakeEndpoint:
         self.script: list[Any] = ["Score: 1"]
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
+        self.headers: list[Mapping[str, str]] = []
         self.hanging = asyncio.Event()
         """Set when a request hangs."""
         self.cancelled = asyncio.Event()
@@ -58,6 +59,7 @@ class FakeEndpoint:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(await request.json())
         self.keys.append(request.headers.get("Authorization", ""))
+        self.headers.append(request.headers)
         entry = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(entry, str):
             return web.json_response(completion(entry))

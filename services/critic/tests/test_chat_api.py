@@ -120,7 +120,7 @@ async def test_endpoint_that_stays_broken_is_unavailable_after_the_last_try(
 async def test_endpoint_that_is_not_there_is_unavailable(make_critic: MakeCritic) -> None:
     error = await failure(make_critic(url="http://127.0.0.1:9/v1"))
     assert error.reason == "JUDGE_UNAVAILABLE"
-    assert "http://127.0.0.1:9/v1 cannot be reached" in error.message
+    assert "http://127.0.0.1:9/v1 gave no answer: ConnectError" in error.message
 
 
 async def test_next_try_is_not_sooner_than_the_endpoint_asks(
@@ -258,7 +258,9 @@ async def test_thinking_apart_from_the_text_is_reasoning_and_no_verdict(
     [
         (401, {"error": {"message": "bad key"}}, "JUDGE_MISCONFIGURED", "HONE_CRITIC_API_KEY_FILE"),
         (403, {"error": {"message": "not you"}}, "JUDGE_MISCONFIGURED", "HONE_CRITIC_API_KEY_FILE"),
+        (402, {"error": {"message": "pay first"}}, "JUDGE_MISCONFIGURED", "pay first"),
         (404, {"error": {"message": "no model"}}, "JUDGE_MISCONFIGURED", "'judge-model'"),
+        (405, {}, "JUDGE_MISCONFIGURED", "HONE_CRITIC_ENDPOINT_URL"),
         (429, {"error": {"code": "insufficient_quota"}}, "JUDGE_MISCONFIGURED", "used up"),
         (400, {"error": {"message": "too long: 9000 tokens"}}, "JUDGE_REJECTED", "9000 tokens"),
         (422, {"detail": "bad field"}, "JUDGE_REJECTED", "bad field"),

@@ -13,7 +13,6 @@ import pytest
 from hone.common.v1 import message_pb2
 from hone.critic.v1 import critic_pb2, critic_pb2_grpc
 
-from critic.settings import CriticSettings
 from servicekit.channels import connect
 from servicekit.errors import FailedPrecondition
 
@@ -67,7 +66,8 @@ async def test_with_an_endpoint_it_judges_and_drains(endpoint: Any) -> None:
         assert await process.wait() == 0
 
 
-async def test_secret_in_the_endpoint_url_ends_the_start_and_is_not_told() -> None:
+@pytest.mark.parametrize("url", ["http://me:secret@judge/v1", "htp://me:secret@judge/v1"])
+async def test_secret_in_the_endpoint_url_ends_the_start_and_is_not_told(url: str) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -75,7 +75,7 @@ async def test_secret_in_the_endpoint_url_ends_the_start_and_is_not_told() -> No
         env={
             **os.environ,
             "HONE_CRITIC_PORT": "0",
-            "HONE_CRITIC_ENDPOINT_URL": "http://me:secret@judge/v1",
+            "HONE_CRITIC_ENDPOINT_URL": url,
         },
         stderr=asyncio.subprocess.PIPE,
     )
@@ -84,12 +84,6 @@ async def test_secret_in_the_endpoint_url_ends_the_start_and_is_not_told() -> No
     assert "HONE_CRITIC_ENDPOINT_URL" in stderr.decode()
     assert "HONE_CRITIC_API_KEY_FILE" in stderr.decode()
     assert "secret" not in stderr.decode()
-
-
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://judge/v1", "http://", "judge"])
-def test_endpoint_that_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"should be a URL such as http://127.0.0.1:8000/v1"):
-        CriticSettings(endpoint_url=url)
 
 
 async def test_start_loads_neither_the_client_library_nor_torch() -> None:

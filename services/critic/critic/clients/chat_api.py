@@ -7,6 +7,7 @@ never past the deadline: if the wait would pass it, the caller is told so at onc
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -44,15 +45,19 @@ class Endpoint:
     max_tries: int = 4
 
     def __post_init__(self) -> None:
-        """Refuse a URL with a secret in it: messages and logs show the URL.
+        """Refuse what is no URL, and a URL with a secret in it: messages and logs show the URL.
 
         Raises:
             ValueError: names the setting, and not the secret.
         """
-        if "@" in urlsplit(self.url).netloc:
+        if any(sign in self.url for sign in "@?#"):
             raise ValueError(
-                "HONE_CRITIC_ENDPOINT_URL: found a name or password before the host; "
+                "HONE_CRITIC_ENDPOINT_URL: found a name or password before the host, or parameters after the path; "
                 "a key is right in the file HONE_CRITIC_API_KEY_FILE"
+            )
+        if not _is_url(self.url):
+            raise ValueError(
+                f"HONE_CRITIC_ENDPOINT_URL: found {self.url!r}; it should be a URL such as http://127.0.0.1:8000/v1"
             )
 
 
@@ -88,6 +93,8 @@ class ChatApi:
         """Models whose endpoint rejected response_format."""
         self._completion_tokens: set[str] = set()
         """Models that want max_completion_tokens for max_tokens."""
+        self._secret = ""
+        """The key that was sent last."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -133,15 +140,21 @@ class ChatApi:
         # Imported here and not at the start: it takes half a second, and a critic that is never asked needs none of it.
         import openai
 
+        from critic.clients.http import bounded_client
+
         return openai.AsyncOpenAI(
             base_url=self._endpoint.url,
             api_key=self._key,
             max_retries=0,
+            http_client=bounded_client(),
         )
 
     async def _key(self) -> str:
         file = self._endpoint.api_key_file
-        return "none" if file is None else await asyncio.to_thread(_read_key, file)
+        if file is None:
+            return "none"
+        self._secret = await asyncio.to_thread(_read_key, file)
+        return self._secret
 
     async def _try(self, client: "AsyncOpenAI", prompt: Prompt, deadline: float) -> Reply:
         """Ask once, measured and traced."""
@@ -182,26 +195,29 @@ class ChatApi:
         """
         import openai
 
+        # Else taken from the environment, where they may be meant for another endpoint.
+        unnamed = {"OpenAI-Organization": openai.omit, "OpenAI-Project": openai.omit}
         while True:
             # The caller cancels at the deadline; the client's own limit only comes after it.
             left = deadline - asyncio.get_running_loop().time() + 5.0
             try:
                 raw = await client.chat.completions.with_raw_response.create(
-                    **self._request(prompt), timeout=left
+                    **self._request(prompt), extra_headers=unnamed, timeout=left
                 )
             except openai.APIStatusError as error:
                 if not self._learns(error, prompt):
-                    raise self._status_error(error, prompt.model) from error
+                    # Not chained: what the endpoint said may hold the key, and traces show causes.
+                    raise self._status_error(error, prompt.model) from None
             except openai.APIConnectionError as error:
                 cause = error.__cause__ or error
                 raise faults.unavailable(
-                    f"{self._endpoint.url} cannot be reached: {type(cause).__name__}: {cause}"
+                    f"{self._endpoint.url} gave no answer: {type(cause).__name__}: {cause}"
                 ) from error
             except openai.OpenAIError as error:
                 raise faults.unavailable(f"{self._endpoint.url}: {error}") from error
             else:
                 body = raw.http_response.content
-                return await asyncio.to_thread(reply_from_body, body)
+                return await asyncio.to_thread(reply_from_body, body, secret=self._secret)
 
     def _request(self, prompt: Prompt) -> dict[str, Any]:
         limit = "max_completion_tokens" if prompt.model in self._completion_tokens else "max_tokens"
@@ -240,6 +256,7 @@ class ChatApi:
             url=self._endpoint.url,
             model=model,
             retry_after_seconds=retry_after(error.response.headers, datetime.now(UTC)),
+            secret=self._secret,
         )
 
 
@@ -259,4 +276,21 @@ def _read_key(file: Path) -> str:
             f"HONE_CRITIC_API_KEY_FILE: {file} is empty; it should hold the key",
             reason=faults.MISCONFIGURED,
         )
+    if not re.fullmatch("[!-~]+", key):
+        raise FailedPrecondition(
+            f"HONE_CRITIC_API_KEY_FILE: {file} holds more than a key: a space, a second line or a sign beyond ASCII",
+            reason=faults.MISCONFIGURED,
+        )
     return key
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return (
+            parts.scheme in ("http", "https")
+            and re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or "") is not None
+            and parts.port != 0
+        )
+    except ValueError:
+        return False

@@ -3,8 +3,8 @@
 import re
 
 RUN_ON = re.compile(
-    r"^[ \t>*#]*(?:(?:Question|Q|Problem|Human|User|\u95ee\u9898|\u95ee)\s*\d*[*_]*\s*[:\uff1a]"
-    r"|#{2,}\s*(?:Question|Problem|Instruction|Input|User|Human)s?\s*\d*\s*:?\s*$)"
+    r"^[ \t>*#]{0,12}(?:(?:Question|Q|Problem|Human|User|\u95ee\u9898|\u95ee)\s*\d*[*_]*\s*[:\uff1a]"
+    r"|#{2,6}[ \t]{0,4}(?:Question|Problem|Instruction|Input|User|Human)s?[ \t]{0,4}\d{0,4}[ \t]{0,4}:?[ \t]{0,4}$)"
     r"|<\|(?:im_start|im_end|eot_id|end_of_text|endoftext|end|user|start_header_id)\|>|</s>|\[INST\]",
     re.MULTILINE | re.IGNORECASE,
 )
@@ -35,11 +35,11 @@ _FOREIGN = (
 _ANSWER = (
     r"(?P<answer>\b(?:answer|solution|(?:correct|right)\s+(?:option|choice))[*_`]*\s*"
     r"(?:to\s+[^.:\n]{1,60}\s+)?(?:is(?!\w)|was(?!\w)|equals|(?:would|should|must)\s+be|[:=\uff1a]|[-\u2013\u2014](?=\s))[*_`]*\s*[:\uff1a]?"
-    r"|^[ \t*#]*answer[*_`]*[ \t]*(?=\\[\[(]|\$))"
+    r"|^[ \t*#]{0,12}answer[*_`]{0,4}[ \t]{0,8}(?=\\[\[(]|\$))"
 )
 _CORRECTION = (
     r"(?P<correction>(?:\b(?:wait|oops|sorry|hmm|correction|actually|rather|scratch\s+that|my\s+mistake|i\s+mean|make\s+that"
-    r"|hold\s+on|no(?=[,:]|\s+wait)|that(?:'s|\s+is|\s+was)\s+wrong|i\s+was\s+wrong)\b[\s,.:;!\u2014-]*)+"
+    r"|hold\s+on|no(?=[,:]|\s+wait)|that(?:'s|\s+is|\s+was)\s+wrong|i\s+was\s+wrong)\b[\s,.:;!\u2014-]{0,8}){1,5}"
     r"(?:(?:(?:it|that|this|the\s+(?:answer|total|result|value))\s*)?"
     r"(?:is|was|'s|=|(?:should|must|would)\s+(?:be|have\s+been))\s+)?(?:actually\s+|really\s+)?"
     r"(?=[-+\u2212$\u20ac\xa3]{0,2}\d[\d,./]*(?:\s?%|\s[a-z]+){0,2}[*_`]*\s*(?:[.!]?\s*$|[.!]\s)|\$?\\boxed))"

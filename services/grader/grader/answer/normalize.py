@@ -88,6 +88,8 @@ _PLUS_MINUS = re.compile(r"\+\s?/\s?-|\+-(?=\s?\d)")
 _PI = re.compile(r"(?<![\\a-zA-Z])pi(?![a-zA-Z])")
 _ALIGNMENT = re.compile(r"&(?=\s*[=<>])|(?<=[=<>])\s*&")
 _SPACES = re.compile(r"\s+")
+MAX_EXPANSION = 3
+"""A text becomes so many times longer at most; some characters stand for a whole sentence."""
 _ENDS = " \t\r\n.,;!?\"'`"
 
 
@@ -100,8 +102,9 @@ def unify_characters(text: str) -> str:
             text = text.replace(sign, f" {fraction} ")
     text = _RAISED.sub(lambda m: f"^{m.group().translate(_SUPERSCRIPTS)}", text)
     text = text.translate(_TRANSLATION)
-    text = unicodedata.normalize("NFKC", text).translate(_TRANSLATION)
-    return "".join(_plain_character(c) for c in text)
+    plain = unicodedata.normalize("NFKC", text)[: MAX_EXPANSION * len(text)]
+    plain = plain.translate(_TRANSLATION)
+    return plain.translate({ord(c): _plain_character(c) for c in set(plain) if not c.isascii()})
 
 
 def _plain_character(character: str) -> str:

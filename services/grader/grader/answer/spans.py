@@ -5,6 +5,8 @@ import re
 from grader.answer.normalize import normalize
 from grader.answer.numerals import read_number
 
+MAX_LINE = 4000
+"""Characters of a line that are looked at."""
 _BLANK = re.compile(r"[\s*_`#$.,:;\-=>\"'\\(){}\[\]<]*")
 _EMPTY_SET = re.compile(r"[\s$]*\\\{\s*\\\}[\s$.]*")
 _WORD_COMMAND = re.compile(r"\\[a-zA-Z]")
@@ -60,7 +62,7 @@ def tail_after(text: str, start: int) -> str:
             return " ".join(lines[index : index + 12]).strip()
         if is_blank(cleaned) or _RULE.fullmatch(cleaned):
             continue
-        return cleaned
+        return cleaned[:MAX_LINE]
     return ""
 
 

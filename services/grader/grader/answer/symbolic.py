@@ -1,14 +1,16 @@
 """Says whether two formulas are equal, with a hard time limit that works in any thread.
 
 Most are decided at once (see `quick`); the others go to a few child processes (see `symbolic_worker`), which are
-started on first use, serve one question at a time and are killed when they do not answer in time; the next question
-starts another. Plain numbers never come here.
+started on first use, serve one question at a time and work on it in a fork that is killed when its time is over. Plain
+numbers never come here.
 """
 
+import contextlib
 import json
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +23,10 @@ from grader.answer.quick import compare_quickly
 
 MAX_CHARACTERS = 600
 """Formulas longer than this are not compared."""
+
+
+GRACE_SECONDS = 1.0
+"""Beyond its time limit, before a child that does not even say so is killed."""
 
 
 class SymbolicVerdict(StrEnum):
@@ -162,7 +168,9 @@ class _Worker:
         child, self._child = self._child, None
         if child is None:
             return
-        child.kill()
+        with contextlib.suppress(ProcessLookupError):
+            # Its fork too.
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
@@ -184,7 +192,7 @@ class _Worker:
         try:
             child.stdin.write(question)
             child.stdin.flush()
-            answer = _read_line(child.stdout, self._timeout_seconds)
+            answer = _read_line(child.stdout, self._timeout_seconds + GRACE_SECONDS)
         except BrokenPipeError:
             answer = b""
         if not answer:
@@ -198,6 +206,7 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
 

@@ -1,19 +1,22 @@
 """A child process that compares two pieces of mathematics with math-verify and sympy.
 
 Run as `python -m grader.answer.symbolic_worker`. It reads one JSON object per line, {"kind", "left", "right",
-"seconds"}, and answers one, {"verdict": "equal" | "different" | "left_unreadable" | "right_unreadable" | "unsure"}.
-Whoever started it kills it when its time is over; only an orphan ends itself. Only this file imports sympy and
-math-verify.
+"seconds"}, and answers one, {"verdict": "equal" | "different" | "left_unreadable" | "right_unreadable" | "unsure" |
+"timeout"}. Each question is worked on by a fork of its own, which is killed when the time is over: that takes
+milliseconds, while starting anew would import sympy again. Only this file imports sympy and math-verify.
 """
 
+import gc
 import json
 import logging
+import os
 import random
 import re
 import resource
+import select
 import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import sympy  # type: ignore[import-untyped]  # sympy ships no types
 from math_verify import LatexExtractionConfig, parse, verify
@@ -21,7 +24,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 MEMORY_BYTES = 2 << 30
 """Address space that one comparison may use."""
 GRACE_SECONDS = 5.0
-"""Beyond twice the asker's limit, before an orphan ends itself."""
+"""Beyond the limit, before a fork whose parent is gone ends itself."""
 DIGITS = 40
 """Digits of the numerical comparison."""
 TOLERANCE = sympy.Float("1e-25")
@@ -36,17 +39,38 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     print(json.dumps({"ready": True}), flush=True)
+    # What is imported is shared with the forks for good.
+    gc.freeze()
     for line in sys.stdin:
         request = json.loads(line)
-        # Ends this process by the kernel's hand if whoever asked is no longer there to do so.
-        signal.setitimer(signal.ITIMER_REAL, 2 * request["seconds"] + GRACE_SECONDS)
-        try:
-            verdict = compare(request["kind"], request["left"], request["right"])
-        # Third-party parsers raise anything on hostile input; it means "could not be read".
-        except Exception:
-            verdict = "unsure"
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps({"verdict": verdict}), flush=True)
+        print(json.dumps({"verdict": _answer(request)}), flush=True)
+
+
+def _answer(request: dict[str, Any]) -> str:
+    """Compare in a fork; one that dies, of its memory limit for example, is unsure."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _work(request, writing)
+    os.close(writing)
+    ready, _, _ = select.select([reading], [], [], request["seconds"])
+    verdict = os.read(reading, 100).decode() or "unsure" if ready else "timeout"
+    os.close(reading)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return verdict
+
+
+def _work(request: dict[str, Any], writing: int) -> NoReturn:
+    # Ends this process by the kernel's hand if the one that would kill it is gone.
+    signal.setitimer(signal.ITIMER_REAL, request["seconds"] + GRACE_SECONDS)
+    try:
+        verdict = compare(request["kind"], request["left"], request["right"])
+    # Third-party parsers raise anything on hostile input; it means "could not be read".
+    except Exception:
+        verdict = "unsure"
+    os.write(writing, verdict.encode())
+    os._exit(0)
 
 
 def compare(kind: str, left: str, right: str) -> str:

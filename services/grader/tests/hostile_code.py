@@ -266,4 +266,22 @@ def add(a, b):
         except OSError: pass
     return 9
 """,
+    "hands over names that nobody asked for": r"""
+import json, os
+names = {"add": 9, "abs": {"theirs": 0}, "check": {"theirs": 0}, "__builtins__": {"dict": []}}
+data = json.dumps({"value": None, "names": names, "module": {"theirs": 0}}).encode()
+for fd in range(3, 64):
+    try: os.write(fd, len(data).to_bytes(4, "big") + data)
+    except OSError: pass
+def add(a, b): return 9
+""",
+    "says that it is an exception": r"""
+import json, os
+names = {"add": {"exception": [0, "add", "KeyboardInterrupt"]}}
+data = json.dumps({"value": None, "names": names, "module": {"theirs": 0}}).encode()
+for fd in range(3, 64):
+    try: os.write(fd, len(data).to_bytes(4, "big") + data)
+    except OSError: pass
+def add(a, b): return 9
+""",
 }

@@ -11,7 +11,7 @@ from real_rooms import RealSuite, real, service
 from grader.definition import Definitions
 from grader.instruments.all import Instruments
 from grader.instruments.boxes import Origin
-from grader.results import Graded
+from grader.results import Graded, GradingFaultError
 from grader.sample import sample_of
 from trajectory.types import OutcomeKind
 
@@ -140,6 +140,42 @@ async def test_state_is_read_from_outside_whatever_the_agent_left(
     found = await graded(real, make_record, definition, origin=origin)
     assert found.value == 3 / 5, found.explanation
     assert time.monotonic() - begun < SECONDS
+
+
+DIG = "import os\nfor _ in range({}): os.mkdir('d'); os.chdir('d')"
+UNFIT = {
+    "a link for its folder": "mv /work /x; ln -s /x /work",
+    "a file for its folder": "mv /work /x; echo hello >/work",
+    "no folder": "mv /work /x",
+    "a link that leads nowhere": "mv /work /x; ln -s /work /work",
+    "a tree that is deep": f'python3 -c "{DIG.format(1500)}"',
+    "a tree that is too deep": f'python3 -c "{DIG.format(3000)}"',
+    "no room for files": "cd /work; seq 100000 | xargs touch 2>/dev/null; true",
+    "no room for bytes": "cat /dev/zero >/work/zero 2>/dev/null; true",
+    "what may not be read": "chmod 0 /work/calc.py /work; true",
+    "strange names": "cd /work; touch $(printf 'a\\377b') $(printf 'a\\nb') -- -rf; true",
+}
+
+
+@pytest.mark.parametrize("definition", [FILE_CHECK, COMMAND_CHECK], ids=["file", "command"])
+@pytest.mark.parametrize("name", UNFIT)
+async def test_an_agent_that_leaves_what_is_unfit_breaks_no_grading(
+    real: RealSuite, make_record: Callable[..., object], name: str, definition: dict[str, object]
+) -> None:
+    origin = await real.leave({"/work/calc.py": b"def add(a, b): return 0"}, f"{UNFIT[name]}\ntrue")
+    found = await graded(real, make_record, definition, origin=origin)
+    assert (found.value, found.kind) == (0.0, OutcomeKind.REASONING), found.explanation
+
+
+async def test_a_program_that_the_agent_did_not_leave_is_its_own_doing(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    definition = {"type": "tests", "source": "files", "command": ["./prog"]}
+    found = await graded(real, make_record, definition, origin=await real.leave({}))
+    assert (found.value, found.kind) == (0.0, OutcomeKind.REASONING)
+    unknown = {**definition, "command": ["no-such-program"]}
+    with pytest.raises(GradingFaultError, match="cannot be started"):
+        await graded(real, make_record, unknown, origin=await real.leave({}))
 
 
 async def test_an_agent_that_leaves_more_than_fits_scores_0_and_breaks_no_grading(

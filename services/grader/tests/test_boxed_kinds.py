@@ -199,6 +199,7 @@ async def test_what_is_no_data_behaves_as_in_one_process(desk: Desk) -> None:
         "def sort(values): values.sort(); return None\n"
         "def apply(f, x): return f(x)\n"
         "def fail(): raise Wrong('no', 3)\n"
+        "def name(kind): return kind.__name__\n"
         "Point = collections.namedtuple('Point', 'x y')\n"
         "def point(): return Point(1, 2)\n"
         "def tally(s): return collections.Counter(s)\n"
@@ -213,6 +214,7 @@ async def test_what_is_no_data_behaves_as_in_one_process(desk: Desk) -> None:
         "values = [3, 1, 2]\nsort(values)\nassert values == [1, 2, 3]\n"
         "assert apply(lambda x: make(x).value + 1, 4) == 5\n"
         "try:\n    fail()\n    assert False\nexcept Wrong as err:\n    assert err.args == ('no', 3)\n"
+        "assert name(Wrong) == 'Wrong'\n"
         "assert point() == (1, 2)\n"
         "assert tally('aab').most_common(1) == [('a', 2)]\n"
     )
@@ -234,6 +236,12 @@ async def test_per_test_gives_the_share_and_its_figures(desk: Desk) -> None:
     )
     assert (found.value, dict(found.parts)) == (0.5, {"passed": 2.0, "tests": 4.0})
     assert found.kind is OutcomeKind.REASONING
+
+
+async def test_code_cannot_hand_over_what_breaks_the_grading(desk: Desk) -> None:
+    code = "```python\nclass Pair(Exception): pass\ndef add(a, b): return 3\n```"
+    found = await desk.grade(of_tests(test="assert add(Pair(1), 2) == 4"), code)
+    assert (found.value, found.kind) == (0.0, OutcomeKind.REASONING)
 
 
 async def test_setup_runs_before_the_code_and_a_broken_one_is_the_graders_fault(desk: Desk) -> None:

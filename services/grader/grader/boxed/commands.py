@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from grader.boxed.remote import end_children
 
 _TAIL_BYTES = 4000
+_DEEPEST = 10_000
+"""Folders inside each other are walked by recursion; a path has at most 4096 bytes."""
 _MAX_REPORT_BYTES = 4 << 20
 
 
@@ -23,6 +26,10 @@ def lay(folder: str, remove: list[Any], assets: dict[str, Any]) -> None:
 
     A link, file or folder in the way of an asset is removed, so nothing is written through it.
     """
+    sys.setrecursionlimit(_DEEPEST)
+    if not os.path.isdir(folder) or os.path.islink(folder):
+        _remove(folder)
+        os.makedirs(folder)
     for top, folders, files in os.walk(folder):
         for name in folders + files:
             path = os.path.join(top, name)
@@ -54,9 +61,10 @@ def _remove(path: str) -> None:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Run the command; return how it ended, the end of its output, its time and its report."""
-    with tempfile.TemporaryDirectory() as hidden, tempfile.TemporaryFile() as output:
-        report = os.path.join(hidden, "report.xml")
-        argv = [part.replace("{report}", report) for part in job["command"]]
+    # What the command makes of this folder is never walked again: the box ends with it.
+    report = os.path.join(tempfile.mkdtemp(), "report.xml")
+    argv = [part.replace("{report}", report) for part in job["command"]]
+    with tempfile.TemporaryFile() as output:
         begun = time.perf_counter()
         try:
             process = subprocess.Popen(
@@ -69,7 +77,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
                 env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
             )
         except OSError as err:
-            return {"exit_code": 127, "detail": str(err), "unstarted": True, "seconds": 0.0}
+            # A program in the folder is the agent's to leave; any other the definition's to name.
+            theirs = "/" in argv[0]
+            ended = {"exit_code": 127, "detail": str(err), "seconds": 0.0, "report": ""}
+            return ended if theirs else {**ended, "unstarted": True}
         exit_code: Any = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             exit_code = process.wait(job["timeout_seconds"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import os
 import signal
 import sys
@@ -130,6 +131,7 @@ def _tests(job: dict[str, Any]) -> dict[str, Any]:
     """Run tests one after the other; unless each counts, the first that fails is the last."""
     programs = [(name, _compiled(name, text)) for name, text in job["tests"]]
     trees = [ast.parse(text) for _, text in job["tests"]]
+    _import_ahead(trees, job["module_names"])
     bench = Bench(job)
     try:
         seen = bench.attempt(lambda: bench.load(job["code"], _wanted(trees, job["entry_point"])))
@@ -167,6 +169,19 @@ def _compiled(name: str, text: str) -> Any:
         return compile(text, "<test>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as err:
         raise Unfit(f"{name or 'test'}: is no Python: {err}") from err
+
+
+def _import_ahead(trees: list[Any], module_names: list[str]) -> None:
+    """Import what tests import, before there is any code that might change it on the disk."""
+    for tree in trees:
+        for node in ast.walk(tree):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                if name and name not in module_names:
+                    with contextlib.suppress(Exception):  # the tests say it themselves
+                        __import__(name)
 
 
 def _wanted(trees: list[Any], entry_point: str) -> list[Any]:
@@ -311,8 +326,11 @@ def _timed(bench: Bench, job: dict[str, Any], side: str, program: Any, wanted: l
 
 def _command(job: dict[str, Any]) -> dict[str, Any]:
     """Run a command of the grader's over the agent's files."""
-    commands.lay(job["folder"], job["remove"], job["assets"])
-    return commands.run(job)
+    try:
+        commands.lay(job["folder"], job["remove"], job["assets"])
+        return commands.run(job)
+    except Exception as err:  # a full disk, or a tree that nobody can walk: the agent left it so
+        return {"broken": _short(f"{type(err).__name__}: {err}")}
 
 
 _TASKS = {"tests": _tests, "timing": _timing, "command": _command}

@@ -34,6 +34,7 @@ from grader.instruments.boxes import AgentFilesError, Box, BoxSpec, Origin, Room
 from servicekit.errors import (
     FailedPrecondition,
     HoneError,
+    InvalidArgument,
     NotFound,
     OutOfRange,
     ResourceExhausted,
@@ -138,8 +139,7 @@ class SandboxRoom:
         # An earlier try of this grading may have boxes left; its sequences must not be met again.
         self._sequences = itertools.count(rng.randrange(1 << 30))
         self._snapshot_id = f"grade-{rng.getrandbits(64):016x}"
-        self._snapshot: asyncio.Task[str] | None = None
-        self._carrier: asyncio.Task[str] | None = None
+        self._snapshot: asyncio.Task[None] | None = None
         self._creating: set[asyncio.Task[pb.CreateSandboxResponse]] = set()
         self._alive: set[str] = set()
 
@@ -177,10 +177,9 @@ class SandboxRoom:
 
     async def close(self) -> None:
         """End all boxes and the snapshot; what cannot be reached ends by its lease."""
-        shared = [task for task in (self._snapshot, self._carrier) if task is not None]
-        for task in shared:
-            task.cancel()
-        await asyncio.gather(*shared, return_exceptions=True)
+        if self._snapshot is not None:
+            self._snapshot.cancel()
+            await asyncio.gather(self._snapshot, return_exceptions=True)
         # A create that was given up may still succeed.
         made = await asyncio.gather(*self._creating, return_exceptions=True)
         self._alive |= {
@@ -212,9 +211,11 @@ class SandboxRoom:
         )
         if spec.memory_bytes is not None:
             request.limits.memory_bytes = spec.memory_bytes
-        if spec.from_agent or (spec.agent_folders and not spec.template):
-            request.template = await self._frozen()
+        if spec.from_agent or spec.agent_folders:
+            template = await self._agents_template()
+            request.template = template if spec.from_agent else spec.template or template
         if spec.from_agent:
+            await self._freeze()
             request.snapshot_id = self._snapshot_id
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds
@@ -239,25 +240,38 @@ class SandboxRoom:
             request, metadata=self._calls.metadata, timeout=CALL_SECONDS
         )
 
-    async def _frozen(self) -> str:
-        """Save the agent's sandbox, once for the room; return the template that it was made of."""
-        if self._snapshot is None:
-            self._snapshot = asyncio.get_running_loop().create_task(self._freeze())
-        return await asyncio.shield(self._snapshot)
-
-    async def _freeze(self) -> str:
+    async def _agents_template(self) -> str:
+        """Return the template that the agent's sandbox was made of."""
         calls = self._calls
         if not self._agent_sandbox_id:
             raise gone("this record comes without its sandbox")
-        named = {"sandbox_id": self._agent_sandbox_id, "rollout_id": calls.rollout_id}
+        request = pb.GetSandboxRequest(
+            sandbox_id=self._agent_sandbox_id, rollout_id=calls.rollout_id
+        )
         try:
             found = await calls.stub.GetSandbox(
-                pb.GetSandboxRequest(**named), metadata=calls.metadata, timeout=CALL_SECONDS
+                request, metadata=calls.metadata, timeout=CALL_SECONDS
             )
+        except NotFound as err:
+            raise gone(err.message) from err
+        return found.sandbox.template
+
+    async def _freeze(self) -> None:
+        """Save the agent's sandbox, once for the room."""
+        if self._snapshot is None:
+            self._snapshot = asyncio.get_running_loop().create_task(self._save())
+        await asyncio.shield(self._snapshot)
+
+    async def _save(self) -> None:
+        calls = self._calls
+        request = pb.CreateSnapshotRequest(
+            sandbox_id=self._agent_sandbox_id,
+            rollout_id=calls.rollout_id,
+            snapshot_id=self._snapshot_id,
+        )
+        try:
             await calls.stub.CreateSnapshot(
-                pb.CreateSnapshotRequest(**named, snapshot_id=self._snapshot_id),
-                metadata=calls.metadata,
-                timeout=TRANSFER_SECONDS,
+                request, metadata=calls.metadata, timeout=TRANSFER_SECONDS
             )
         except NotFound as err:
             raise gone(err.message) from err
@@ -265,17 +279,15 @@ class SandboxRoom:
             if err.reason != "ROLLOUT_ENDED":
                 raise
             raise gone(err.message) from err
-        return found.sandbox.template
 
     async def _carry(self, folder: str, sandbox_id: str) -> None:
-        """Copy a folder of the agent's, if it has it, from a box in which nothing ever runs."""
-        if self._carrier is None:
-            self._carrier = asyncio.get_running_loop().create_task(
-                self._create(BoxSpec(from_agent=True))
-            )
-        carrier = await asyncio.shield(self._carrier)
+        """Copy a folder of the agent's, if it has it, into a box."""
         calls = self._calls
-        named = {"sandbox_id": carrier, "rollout_id": calls.rollout_id, "path": folder}
+        named = {
+            "sandbox_id": self._agent_sandbox_id,
+            "rollout_id": calls.rollout_id,
+            "path": folder,
+        }
         try:
             await calls.stub.StatFile(
                 pb.StatFileRequest(**named), metadata=calls.metadata, timeout=CALL_SECONDS
@@ -284,16 +296,20 @@ class SandboxRoom:
             if err.reason != FILE_NOT_FOUND:
                 raise
             return
+        except InvalidArgument:  # a part of the path is no folder
+            return
         broken: list[HoneError] = []
+        upload = calls.stub.UploadTar(
+            self._pieces(named, sandbox_id, broken),
+            metadata=calls.metadata,
+            timeout=TRANSFER_SECONDS,
+        )
         try:
-            await calls.stub.UploadTar(
-                self._pieces(named, sandbox_id, broken),
-                metadata=calls.metadata,
-                timeout=TRANSFER_SECONDS,
-            )
-        finally:
-            if broken:
-                raise broken[0]
+            await upload
+        except HoneError as err:
+            broken.append(err)
+        if broken:
+            raise _of_tree(broken[0])
 
     async def _pieces(
         self, source: Mapping[str, str], sandbox_id: str, broken: list[HoneError]
@@ -311,8 +327,6 @@ class SandboxRoom:
             async for event in download:
                 if event.WhichOneof("event") == "chunk":
                     yield pb.UploadTarRequest(chunk=event.chunk)
-        except OutOfRange as err:
-            broken.append(OutOfRange(err.message, attributable="workload"))
         except HoneError as err:
             broken.append(err)
 
@@ -326,3 +340,10 @@ class SandboxRoom:
                 request, metadata=self._calls.metadata, timeout=CALL_SECONDS
             )
         )
+
+
+def _of_tree(err: HoneError) -> HoneError:
+    """Return a transfer's error, marked as the agent's doing where it speaks of the files and not of the service."""
+    if isinstance(err, InvalidArgument | OutOfRange) or err.reason == FILE_NOT_FOUND:
+        return InvalidArgument(err.message, attributable="workload")
+    return err

@@ -1,7 +1,8 @@
 """Grading boxes: sandboxes of purpose grade in which code of graders runs, away from the agent's own.
 
-A `Room` belongs to the grading of one record. What it has of the agent's comes from a snapshot of the agent's sandbox,
-taken once per room; all of it is hostile. The room's boxes end with it.
+A `Room` belongs to the grading of one record. A box that starts `from_agent` is made from a snapshot of the agent's
+sandbox, taken once per room; folders are copied from that sandbox itself. All of either is hostile. The boxes end with
+their room.
 """
 
 from collections.abc import Mapping, Sequence

@@ -149,6 +149,8 @@ def _of_command(verdict: Verdict, reference_seconds: float = 0.0) -> _Timed:
     said = verdict.said
     if said is None:
         return _Timed(broken=verdict.ended)
+    if "broken" in said:
+        return _Timed(broken=str(said["broken"]))
     if said["exit_code"] != 0:
         ended = "the time limit passed" if said["exit_code"] is None else f"{said['exit_code']}"
         return _Timed(broken=f"ended with {ended}: {str(said['detail'])[-200:]}")

@@ -101,8 +101,6 @@ class CommandTests:
 class TestsGrader:
     """Runs tests."""
 
-    __test__ = False  # no test of pytest's, for all its name
-
     how: CodeTests | CommandTests
     folder: str
     per_test: bool
@@ -192,6 +190,9 @@ class TestsGrader:
 
     def _of_command(self, said: Mapping[str, object], sample: Sample) -> Graded:
         assert isinstance(self.how, CommandTests)
+        if "broken" in said:
+            detail = f"the agent's files cannot be tested: {said['broken']}"
+            return _short_of(sample, OutcomeKind.REASONING, detail)
         if said.get("unstarted"):
             raise _fault(f"command: cannot be started: {said['detail']}")
         tail = str(said["detail"])[-200:].strip()

@@ -327,6 +327,14 @@ async def test_files_of_the_agent_are_tested_as_a_module(desk: Desk) -> None:
     assert (missing.value, missing.kind) == (0.0, OutcomeKind.REASONING)
 
 
+async def test_assets_are_there_for_the_code_of_a_response(desk: Desk) -> None:
+    code = "```python\nLINES = open('data/x.txt').read().split()\ndef add(a, b): return int(LINES[a])\n```"
+    definition = of_tests(
+        assets={"data/x.txt": "0 {{item.answer}} 2"}, test="assert add(1, 0) == 72"
+    )
+    assert (await desk.grade(definition, code)).value == 1.0
+
+
 async def test_assets_lie_over_the_agents_files_and_what_decides_tests_is_removed(
     desk: Desk,
 ) -> None:

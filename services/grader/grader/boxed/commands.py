@@ -30,7 +30,7 @@ def lay(folder: str, remove: list[Any], assets: dict[str, Any]) -> None:
     if not os.path.isdir(folder) or os.path.islink(folder):
         _remove(folder)
         os.makedirs(folder)
-    for top, folders, files in os.walk(folder):
+    for top, folders, files in os.walk(folder) if remove else ():
         for name in folders + files:
             path = os.path.join(top, name)
             relative = os.path.relpath(path, folder)

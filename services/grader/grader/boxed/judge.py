@@ -40,7 +40,7 @@ def main(job: dict[str, Any]) -> None:
     import json
 
     try:
-        found = _TASKS[job["task"]](job)
+        found = _laid(job) or _TASKS[job["task"]](job)
     except Unfit as err:
         found = {"fault": str(err)}
     except Exception as err:
@@ -324,12 +324,20 @@ def _timed(bench: Bench, job: dict[str, Any], side: str, program: Any, wanted: l
     return time.perf_counter() - begun
 
 
+def _laid(job: dict[str, Any]) -> dict[str, Any] | None:
+    """Lay the grader's files over the folder; return the verdict if that cannot be done."""
+    try:
+        commands.lay(job["folder"], job.get("remove", []), job["assets"])
+    except Exception as err:  # a full disk, or a tree that nobody can walk: the agent left it so
+        return {"broken": _short(f"{type(err).__name__}: {err}")}
+    return None
+
+
 def _command(job: dict[str, Any]) -> dict[str, Any]:
     """Run a command of the grader's over the agent's files."""
     try:
-        commands.lay(job["folder"], job["remove"], job["assets"])
         return commands.run(job)
-    except Exception as err:  # a full disk, or a tree that nobody can walk: the agent left it so
+    except OSError as err:  # as above
         return {"broken": _short(f"{type(err).__name__}: {err}")}
 
 

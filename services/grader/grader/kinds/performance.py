@@ -118,6 +118,8 @@ class PerformanceGrader:
             "reference": reference,
             "entry_point": job["entry_point"],
             "module_names": job["module_names"],
+            "assets": job["assets"],
+            "folder": self.tests.folder,
             "memory_bytes": memory_of_code(self.box),
         }
 

@@ -12,7 +12,8 @@ Files that the agent left, as a module for the tests, or under a command of the 
      "assets": {"test_x.py": "..."}}
 
 `test` holds assertions, functions test_*, unittest cases, or check(candidate); each of `test_list` is one more test.
-`setup` runs before the code and with it. The value is 1 if all pass; with `per_test` the share that passed.
+`setup` runs before the code and with it; `assets` are files laid over those in `folder` (/work). The value is 1 if all
+pass; with `per_test` the share that passed.
 
 The tests run in a process of their own, which keeps them, the expected values and the verdict to itself; the code runs
 in another and is only ever asked for data (`grader.boxed`). A command's tests share a process with what they import:
@@ -89,7 +90,6 @@ class CommandTests:
 
     command: tuple[str, ...]
     remove: tuple[str, ...]
-    assets: Mapping[str, Template]
 
     @property
     def reports(self) -> bool:
@@ -102,6 +102,8 @@ class TestsGrader:
     """Runs tests."""
 
     how: CodeTests | CommandTests
+    assets: Mapping[str, Template]
+    """By path, laid over what is in the folder."""
     folder: str
     per_test: bool
     box: BoxFields
@@ -133,7 +135,7 @@ class TestsGrader:
                 "task": "command",
                 "command": list(self.how.command),
                 "remove": list(self.how.remove),
-                "assets": rendered(self.how.assets, sample),
+                "assets": rendered(self.assets, sample),
                 "folder": self.folder,
             }
         code = self.code(sample)
@@ -141,11 +143,13 @@ class TestsGrader:
             return code
         return {
             "task": "tests",
+            "folder": self.folder,
             "code": code,
             "tests": _tests(self.how, sample),
             "entry_point": self.how.entry_point.render(sample),
             "module_names": ["solution", *self._module_names()],
             "each": self.per_test,
+            "assets": rendered(self.assets, sample),
             "memory_bytes": memory_of_code(self.box),
         }
 
@@ -235,11 +239,12 @@ def parse(fields: Fields, kinds: Kinds) -> TestsGrader:
     fields.choice("language", LANGUAGES, "python")
     folder = path_field(fields, "folder", DEFAULT_FOLDER)
     if source == "files" and fields.has("command"):
-        how: CodeTests | CommandTests = _parse_command(fields, folder)
+        how: CodeTests | CommandTests = _parse_command(fields)
     else:
         how = _parse_code(fields, source)
     return TestsGrader(
         how=how,
+        assets=asset_fields(fields, folder),
         folder=folder,
         per_test=fields.flag("per_test", False),
         box=box_fields(fields, timeout_seconds=10.0, memory_mb=1024),
@@ -285,7 +290,7 @@ def memory_of_code(box: BoxFields) -> int:
     return int(0.75 * (box.memory_bytes or 0))
 
 
-def _parse_command(fields: Fields, folder: str) -> CommandTests:
+def _parse_command(fields: Fields) -> CommandTests:
     command = fields.texts("command")
     words = " ".join(command)
     if ("pytest" in words or "unittest" in words) and "{report}" not in words:
@@ -295,7 +300,7 @@ def _parse_command(fields: Fields, folder: str) -> CommandTests:
             "JUnit report (pytest --junitxml={report}), or give file and test",
         )
     remove = fields.texts("remove") if fields.has("remove") else HOSTILE
-    return CommandTests(command=command, remove=remove, assets=asset_fields(fields, folder))
+    return CommandTests(command=command, remove=remove)
 
 
 def _parse_code(fields: Fields, source: str) -> CodeTests:

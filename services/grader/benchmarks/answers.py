@@ -5,8 +5,8 @@
 Accuracy is on the shared cases (HONE_SHARED, default ../shared beside the checkout). math-verify parses reference and
 response with its default extractors, the reference as LaTeX where the case has LaTeX. lm-eval is the filter
 flexible-extract of its task gsm8k with that task's comparison, in an environment of its own, made on first use. Speed
-is on one core, in this process, rounds of Hone and math-verify alternating, medians; LaTeX rows are those that the cases
-mark, with the answers of MATH-500 boxed, each against itself and against the next.
+is on one core, in this process, rounds of Hone and math-verify alternating, medians; LaTeX rows are those that the
+cases mark, with the answers of MATH-500 boxed, each against itself and against the next.
 """
 
 import argparse

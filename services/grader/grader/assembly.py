@@ -113,7 +113,9 @@ def _reward_models(settings: GraderSettings, on_close: OnClose) -> RolloutReward
 
 
 def _symbolic(settings: GraderSettings, on_close: OnClose) -> SymbolicProcess:
-    symbolic = SymbolicProcess(timeout_seconds=settings.symbolic_timeout_seconds)
+    symbolic = SymbolicProcess(
+        timeout_seconds=settings.symbolic_timeout_seconds, workers=settings.symbolic_workers
+    )
 
     async def close() -> None:
         symbolic.close()

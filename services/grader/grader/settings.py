@@ -25,6 +25,8 @@ class GraderSettings(ServiceSettings):
     """Before a record is graded again the first time; doubles with each try, up to 30 s."""
     symbolic_timeout_seconds: float = Field(default=3.0, gt=0, le=60)
     """For one comparison of formulas; then the answer counts as not readable."""
+    symbolic_workers: int = Field(default=2, ge=1, le=64)
+    """Comparisons of formulas at once that exact arithmetic cannot decide; a process of about 80 MB each."""
     lease_renew_seconds: float = Field(default=15.0, gt=0)
     """The agent's sandbox is kept alive every this many seconds while its rollout is being graded."""
     lease_seconds: float = Field(default=60.0, gt=0)

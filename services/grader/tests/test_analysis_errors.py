@@ -1,5 +1,7 @@
 """Error analysis: every outcome has its type, counts and both accuracies are exact, and the sentences fit."""
 
+from dataclasses import replace
+
 import pytest
 
 from grader.analysis.errors import Attempt, Result, analyse, attempt_of
@@ -98,9 +100,9 @@ def test_alarm_begins_above_two_percent(unread: int, alarm: bool) -> None:
 def test_counts_per_step_are_in_the_order_of_the_steps_and_examples_are_the_first() -> None:
     found = attempts({Result.REASONING: 7}, step=1) + attempts({Result.BUDGET: 1}, step=0)
     report = analyse(found)
-    assert list(report.by_step) == [0, 1]
-    assert report.by_step[1][Result.REASONING] == 7
-    assert report.by_step[0][Result.REASONING] == 0
+    assert list(report.by_step) == ["step 0", "step 1"]
+    assert report.by_step["step 1"][Result.REASONING] == 7
+    assert report.by_step["step 0"][Result.REASONING] == 0
     assert list(report.examples[Result.REASONING]) == [f"reasoning-1-{i}" for i in range(5)]
     assert Result.FORMAT not in report.examples
 
@@ -130,6 +132,16 @@ def test_rare_errors_are_counted_without_advice() -> None:
     assert list(report.next_steps) == []
 
 
+def test_phases_have_steps_of_their_own_and_training_alone_shows_progress() -> None:
+    measured = [replace(a, phase="evaluate") for a in wrong_by_step([8, 6, 4, 2])]
+    trained = [replace(a, phase="train") for a in wrong_by_step([5] * 12)]
+    report = analyse([*trained, *measured])
+    assert list(report.by_step)[3:6] == ["evaluate 3", "train 0", "train 1"]
+    assert report.by_step["train 0"][Result.REASONING] == 5
+    assert "More steps" not in " ".join(report.next_steps)
+    assert "More steps" in " ".join(analyse([*measured, *wrong_by_step([8, 6, 4, 2])]).next_steps)
+
+
 def wrong_by_step(wrong: list[int]) -> list[Attempt]:
     return [
         attempt
@@ -140,7 +152,7 @@ def wrong_by_step(wrong: list[int]) -> list[Attempt]:
 
 def test_falling_reasoning_errors_call_for_more_steps() -> None:
     (line,) = analyse(wrong_by_step([8, 6, 4, 2])).next_steps
-    assert "More steps" in line and "fell by 40%" in line
+    assert "More steps" in line and "fell by 40 percentage points" in line
 
 
 @pytest.mark.parametrize("wrong", [[5, 5, 5, 5], [2, 4, 6, 8], [8, 2]])

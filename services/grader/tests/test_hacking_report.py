@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -157,3 +158,9 @@ def test_graded_rollouts_are_compared_by_score_rewards_and_flags() -> None:
     assert "flagged lucky_guess: 0.0% of the first step, 100.0% of the last" in text
     assert "ALARM score rises by" in text
     assert json.loads(json.dumps(report.json()))["num_steps"] == 8
+
+
+def test_rollouts_that_only_measured_are_not_steps_of_training() -> None:
+    trained = [replace(_graded(step, 0.1 * step, 0.5), phase="train") for step in range(8)]
+    measured = [replace(_graded(step, 1.0, 0.0), phase="evaluate") for step in range(0, 40, 5)]
+    assert hacking_of([*trained, *measured]) == hacking_of(trained)

@@ -221,7 +221,9 @@ def _shown(found: "Graded", options: "Options", wanted: _Reports, *, as_json: bo
         texts.append(render.lint_text(warnings))
         failed |= bool(warnings)
     if wanted.errors:
-        report = analyse(attempt_of(row.row_id, row.step, row.outcome) for row in found.rows)
+        report = analyse(
+            attempt_of(row.row_id, row.step, row.outcome, phase=row.phase) for row in found.rows
+        )
         plain["errors"] = render.errors_plain(report)
         texts.append(render.errors_text(report))
     if wanted.hacking:

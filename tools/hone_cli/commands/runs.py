@@ -94,13 +94,13 @@ def _errors(book: object, run_id: str, *, as_json: bool) -> None:
     from grader.analysis.errors import analyse, attempt_of
     from hone_cli.addresses import AddressBook
     from hone_cli.grading.render import errors_plain, errors_text
-    from hone_cli.grading.stored import outcome_of_summary, step_of, summaries_of
+    from hone_cli.grading.stored import outcome_of_summary, phase_of, step_of, summaries_of
 
     assert isinstance(book, AddressBook)
     summaries = asyncio.run(summaries_of(run_id, book, phase=None, step=None))
     ended = [(item, outcome_of_summary(item)) for item in summaries]
     report = analyse(
-        attempt_of(item.rollout_id, step_of(item), outcome)
+        attempt_of(item.rollout_id, step_of(item), outcome, phase=phase_of(item))
         for item, outcome in ended
         if outcome is not None
     )

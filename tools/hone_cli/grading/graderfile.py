@@ -13,7 +13,7 @@ from runspec.problems import SpecError
 READ_WHOLE_ITEM = frozenset(("python", "endpoint", "function"))
 """Types whose code gets all reference fields of the task; an endpoint with a payload gets what that names."""
 
-TRIES = frozenset(("tests", "state"))
+TRIES = frozenset(("tests", "state", "performance"))
 """Types that try what was done, and need no reference for it."""
 
 

@@ -73,6 +73,7 @@ async def judge(desk: GradingDesk, work: Work, *, pause: Pause = asyncio.sleep) 
             row_id=work.row_id,
             task_id=work.task_id,
             step=work.step,
+            phase=work.phase,
             digest=work.digest,
             outcome=work.failure,
         )
@@ -82,6 +83,7 @@ async def judge(desk: GradingDesk, work: Work, *, pause: Pause = asyncio.sleep) 
         row_id=work.row_id,
         task_id=work.task_id,
         step=work.step,
+        phase=work.phase,
         turn_count=len(record.turns),
         fields=tuple(record.task.reference),
         low=definition.bounds.low if definition else 0.0,

@@ -41,7 +41,7 @@ def lint_text(warnings: Sequence[LintWarning]) -> str:
     """Lays warnings out, each with the rows that show it."""
     if not warnings:
         return "lint: nothing to warn of"
-    lines = [f"lint: {len(warnings)} warnings"]
+    lines = [f"lint: {len(warnings)} warning{'s' if len(warnings) > 1 else ''}"]
     for warning in warnings:
         lines.append(f"  {warning.check}: {safe(warning.text)}")
         lines.append(f"    for example {', '.join(map(safe, warning.rows))}")
@@ -62,7 +62,7 @@ def errors_text(report: ErrorReport) -> str:
         (name, *(str(counts[result]) for result in shown))
         for name, counts in [
             ("all", report.counts),
-            *((f"step {step}", counts) for step, counts in report.by_step.items()),
+            *report.by_step.items(),
         ]
     ]
     headings = ("", *(str(result) for result in shown))

@@ -4,7 +4,8 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 from grader.analysis.rows import GradedRow, row_from_json, row_to_json
 from hone_cli.errors import USAGE, CliError
 from trajectory.types import Failure
+
+_NO_PARTS: Mapping[str, float] = {}
 
 
 class Results:
@@ -69,7 +72,17 @@ class Results:
 def _lean(row: GradedRow) -> GradedRow:
     if row.scored is None:
         return row
-    rewards = tuple(replace(reward, explanation="", parts={}) for reward in row.scored.rewards)
+    rewards = tuple(
+        replace(
+            reward,
+            name=sys.intern(reward.name),
+            grader_name=sys.intern(reward.grader_name),
+            grader_version=sys.intern(reward.grader_version),
+            explanation="",
+            parts=_NO_PARTS,
+        )
+        for reward in row.scored.rewards
+    )
     return replace(row, outcome=replace(row.scored, rewards=rewards))
 
 

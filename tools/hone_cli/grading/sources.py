@@ -43,6 +43,7 @@ class Work:
     row_id: str
     task_id: str
     step: int | None = None
+    phase: str = ""
     grader_json: str = ""
     digest: str = ""
     record: RolloutRecord | None = None

@@ -100,6 +100,15 @@ def step_of(item: console_pb2.RolloutSummary) -> int | None:
     return item.slot.step if item.HasField("slot") else None
 
 
+def phase_of(item: console_pb2.RolloutSummary) -> str:
+    """The phase of a rollout's slot as a word; empty where the log never told it."""
+    return (
+        identity_pb2.Phase.Name(item.slot.phase).removeprefix("PHASE_").lower()
+        if item.HasField("slot")
+        else ""
+    )
+
+
 def _work(
     item: console_pb2.RolloutSummary, finished: events_pb2.RolloutFinished, grader_json: str
 ) -> Work:
@@ -113,6 +122,7 @@ def _work(
         row_id=item.rollout_id,
         task_id=item.task_id,
         step=step_of(item),
+        phase=phase_of(item),
         grader_json=grader_json or record.grader_json,
         record=record,
     )
@@ -130,7 +140,13 @@ def _without_record(item: console_pb2.RolloutSummary, why: str) -> Work:
             grader_error=GraderErrorKind.INTERNAL,
         )
     )
-    return Work(row_id=item.rollout_id, task_id=item.task_id, step=step_of(item), failure=failure)
+    return Work(
+        row_id=item.rollout_id,
+        task_id=item.task_id,
+        step=step_of(item),
+        phase=phase_of(item),
+        failure=failure,
+    )
 
 
 def _failure(item: console_pb2.RolloutSummary, detail: str) -> Failure:

@@ -268,7 +268,7 @@ def test_right_answers_that_only_a_held_out_grader_sees_are_named(files: Any) ->
     files.write("g.json", json.dumps({"type": "multi", "graders": graders}))
     assert files.hone("grade", "g.json", "f.jsonl", "--lint", "--json") == 1
     (found,) = [w for w in files.json()["lint"] if w["check"] == "uncounted_success"]
-    assert found["text"].startswith("1 rows are a success by answer alone")
+    assert found["text"].startswith("answer, which has weight 0, takes 1 of 3 rows for a success")
     assert found["rows"] == ["f.jsonl:1"]
 
 
@@ -506,7 +506,7 @@ def test_stored_rollouts_are_graded_by_their_own_definition(suite: Any) -> None:
     found = suite.json()
     assert found["summary"]["num_rows"] == 5
     assert found["summary"]["failed"] == {"sandbox": 1}
-    assert found["errors"]["by_step"]["1"]["format"] == 1
+    assert found["errors"]["by_step"]["train 1"]["format"] == 1
     assert found["errors"]["examples"]["infrastructure"] == [lost]
 
 

@@ -19,6 +19,8 @@ TREND = 0.05
 """Fall of the share of reasoning errors, second half of the steps against the first, that promises more."""
 MIN_TREND_STEPS = 4
 NUM_EXAMPLES = 5
+TRAINED = ("", "train")
+"""Phases whose steps can show progress; the others use other tasks, or a policy that does not change."""
 
 
 class Result(StrEnum):
@@ -52,6 +54,8 @@ class Attempt:
     rollout_id: str
     step: int | None
     """None outside a run."""
+    phase: str = ""
+    """For example train; steps are counted within a phase."""
     result: Result
     cause: str = ""
     """Of an infrastructure error: which part, for example sandbox, grader (reference) or polluted."""
@@ -63,8 +67,8 @@ class ErrorReport:
 
     counts: Mapping[Result, int]
     """Every result, those that did not occur as 0."""
-    by_step: Mapping[int, Mapping[Result, int]]
-    """In the order of the steps; empty outside a run."""
+    by_step: Mapping[str, Mapping[Result, int]]
+    """By phase and step, for example "train 3", in their order; empty outside a run."""
     examples: Mapping[Result, Sequence[str]]
     """The first rollout_ids of each type of error that occurred."""
     causes: Mapping[str, int]
@@ -85,31 +89,33 @@ class ErrorReport:
         return sum(self.counts.values())
 
 
-def attempt_of(rollout_id: str, step: int | None, outcome: Outcome) -> Attempt:
+def attempt_of(rollout_id: str, step: int | None, outcome: Outcome, *, phase: str = "") -> Attempt:
     """Type an outcome."""
+    result, cause = _typed(outcome)
+    return Attempt(rollout_id=rollout_id, step=step, phase=phase, result=result, cause=cause)
+
+
+def _typed(outcome: Outcome) -> tuple[Result, str]:
     if isinstance(outcome, Failure):
         stopped = f" ({outcome.grader_error})" if outcome.grader_error is not None else ""
-        cause = f"{outcome.kind}{stopped}"
-        return Attempt(rollout_id=rollout_id, step=step, result=Result.INFRASTRUCTURE, cause=cause)
+        return Result.INFRASTRUCTURE, f"{outcome.kind}{stopped}"
     if outcome.kind is OutcomeKind.POLLUTED:
-        return Attempt(
-            rollout_id=rollout_id, step=step, result=Result.INFRASTRUCTURE, cause="polluted"
-        )
+        return Result.INFRASTRUCTURE, "polluted"
     if outcome.kind is None:
-        result = Result.UNJUDGED if isinstance(outcome, Masked) else Result.SUCCESS
-        return Attempt(rollout_id=rollout_id, step=step, result=result)
-    return Attempt(rollout_id=rollout_id, step=step, result=Result(outcome.kind.value))
+        return (Result.UNJUDGED if isinstance(outcome, Masked) else Result.SUCCESS), ""
+    return Result(outcome.kind.value), ""
 
 
 def analyse(attempts: Iterable[Attempt]) -> ErrorReport:
     """Count errors by type and step, and say what they call for."""
     attempts = list(attempts)
     counts = Counter(attempt.result for attempt in attempts)
-    by_step: dict[int, Counter[Result]] = {}
+    by_step: dict[tuple[str, int], Counter[Result]] = {}
     examples: dict[Result, list[str]] = {}
     for attempt in attempts:
         if attempt.step is not None:
-            by_step.setdefault(attempt.step, Counter())[attempt.result] += 1
+            place = (attempt.phase, attempt.step)
+            by_step.setdefault(place, Counter())[attempt.result] += 1
         if attempt.result in ERRORS:
             found = examples.setdefault(attempt.result, [])
             if len(found) < NUM_EXAMPLES:
@@ -118,10 +124,13 @@ def analyse(attempts: Iterable[Attempt]) -> ErrorReport:
     num_read = sum(counts[result] for result in _READ)
     num_judged = num_read + counts[Result.EXTRACTION]
     share = counts[Result.EXTRACTION] / num_judged if num_judged else 0.0
-    steps = {step: by_step[step] for step in sorted(by_step)}
+    steps = [by_step[place] for place in sorted(by_step) if place[0] in TRAINED]
     return ErrorReport(
         counts={result: counts[result] for result in Result},
-        by_step={step: {r: found[r] for r in Result} for step, found in steps.items()},
+        by_step={
+            f"{phase or 'step'} {step}": {result: found[result] for result in Result}
+            for (phase, step), found in sorted(by_step.items())
+        },
         examples={result: examples[result] for result in ERRORS if result in examples},
         causes=dict(causes.most_common()),
         accuracy=counts[Result.SUCCESS] / num_judged if num_judged else None,
@@ -136,7 +145,7 @@ _READ = (Result.SUCCESS, Result.REASONING, Result.FORMAT, Result.TOOL_USE, Resul
 
 
 def _next_steps(
-    counts: Mapping[Result, int], steps: Mapping[int, Mapping[Result, int]], extraction: float
+    counts: Mapping[Result, int], steps: Sequence[Mapping[Result, int]], extraction: float
 ) -> list[str]:
     total = sum(counts.values())
     found = []
@@ -152,14 +161,14 @@ def _next_steps(
     return found
 
 
-def _advice(result: Result, steps: Mapping[int, Mapping[Result, int]]) -> str:
+def _advice(result: Result, steps: Sequence[Mapping[Result, int]]) -> str:
     if result is not Result.REASONING:
         return _ADVICE[result]
     fall = _fall(steps)
     if fall is not None and fall > TREND:
         return (
-            f"More steps: the share of wrong answers fell by {fall:.0%} between the first and the "
-            "second half of the steps."
+            f"More steps: the share of wrong answers fell by {100 * fall:.0f} percentage points "
+            "between the first and the second half of the steps."
         )
     return (
         "Data: the answers are definite and wrong; add tasks between too easy and too hard, "
@@ -179,13 +188,12 @@ _ADVICE = {
 }
 
 
-def _fall(steps: Mapping[int, Mapping[Result, int]]) -> float | None:
+def _fall(steps: Sequence[Mapping[Result, int]]) -> float | None:
     """Return by how much the share of reasoning errors among read responses fell, half against half."""
     if len(steps) < MIN_TREND_STEPS:
         return None
-    ordered = [steps[step] for step in sorted(steps)]
-    middle = len(ordered) // 2
-    first, second = _share(ordered[:middle]), _share(ordered[middle:])
+    middle = len(steps) // 2
+    first, second = _share(steps[:middle]), _share(steps[middle:])
     return None if first is None or second is None else first - second
 
 

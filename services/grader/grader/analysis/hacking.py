@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from grader.analysis.errors import TRAINED
 from grader.analysis.rows import GradedRow
 
 SCORE = "score"
@@ -175,12 +176,12 @@ def hacking_report(
 
 
 def hacking_of(rows: Iterable[GradedRow], *, seed: int = 0) -> HackingReport:
-    """Compare what graded rollouts of a run say; rows without a step or a score say nothing."""
+    """Compare what the graded rollouts that a run trained on say; rows without a step or a score say nothing."""
     rewards: list[RewardRow] = []
     flags: dict[int, list[Sequence[str]]] = defaultdict(list)
     for row in rows:
         scored = row.scored
-        if row.step is None or scored is None:
+        if row.step is None or row.phase not in TRAINED or scored is None:
             continue
         rewards.append(RewardRow(step=row.step, name=SCORE, weight=1.0, value=scored.score))
         rewards += (

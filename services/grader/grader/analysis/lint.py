@@ -176,8 +176,8 @@ def uncounted_success(
     return [
         _warning(
             "uncounted_success",
-            f"{len(row_ids)} rows are a success by {name} alone, which has weight 0, "
-            "while everything that counts is 0: the policy is not paid for them",
+            f"{name}, which has weight 0, takes {len(row_ids)} of {len(rows)} rows for a success of which "
+            "everything that counts is 0: the policy is not paid for them",
             row_ids,
         )
         for name, row_ids in shown.items()

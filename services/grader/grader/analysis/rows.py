@@ -1,6 +1,6 @@
 """One graded response as reports read it, and its JSON line.
 
-{"row_id": "answers.jsonl:3", "task_id": "t7", "step": null, "turn_count": 1, "fields": ["answer"],
+{"row_id": "answers.jsonl:3", "task_id": "t7", "step": null, "phase": "", "turn_count": 1, "fields": ["answer"],
  "low": 0.0, "high": 1.0, "unbounded": 1.3, "grader_version": "0.1.0+5f1d...", "digest": "9c0e...",
  "outcome": "scored", "score": 1.0, "kind": null, "rewards": [{"name": "accuracy", "value": 1.0, ...}], ...}
 """
@@ -36,6 +36,8 @@ class GradedRow:
     task_id: str
     step: int | None = None
     """None for a row of a file."""
+    phase: str = ""
+    """What the rollout was for, for example train; empty for a row of a file."""
     turn_count: int = 0
     fields: tuple[str, ...] = ()
     """Top-level names of the task's reference fields."""

@@ -23,6 +23,8 @@ class Problems:
     def __init__(self) -> None:
         """Start without findings."""
         self.found: dict[str, str] = {}
+        self.pattern_size = 0
+        """Pieces of all patterns that were read; see `grader.patterns`."""
 
     @property
     def full(self) -> bool:

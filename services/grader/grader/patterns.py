@@ -6,7 +6,7 @@ written out, as the package writes them out when it compiles: `(?:(?:[ab]{1000})
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,6 +19,8 @@ from trajectory.types import GraderErrorKind
 MAX_CHARACTERS = 2000
 MAX_SIZE = 20_000
 """Characters, classes and groups of a pattern, `a{3}` counted as three."""
+MAX_TOTAL_SIZE = 100_000
+"""Of all patterns of a definition together: about 15 MB, and half a second to compile."""
 TIMEOUT_SECONDS = 0.5
 """Of processor time of the searching thread, for one search; at least half of it where other threads are busy."""
 
@@ -129,7 +131,7 @@ def compile_pattern(text: str) -> Pattern:
     if _written_out(text) > MAX_SIZE:
         raise PatternError(f"is larger than {MAX_SIZE} pieces with its repeats {{n}} written out")
     try:
-        return Pattern(source=text, compiled=regex.compile(text))
+        return Pattern(source=text, compiled=regex.compile(text, cache_pattern=False))
     except (regex.error, RecursionError, ValueError) as err:
         raise PatternError(f"is no regular expression: {err}") from err
 
@@ -154,9 +156,24 @@ def _written_out(text: str) -> int:
     return sum(sizes)
 
 
+def has_room(fields: Fields, key: str, patterns: Iterable[str]) -> bool:
+    """Whether a definition may have these patterns besides those that were read; if not, the fields are told."""
+    fields.problems.pattern_size += sum(map(_written_out, patterns))
+    if fields.problems.pattern_size <= MAX_TOTAL_SIZE:
+        return True
+    fields.problems.add(
+        fields.at(key),
+        f"the patterns of a definition may have {MAX_TOTAL_SIZE} pieces together, with their repeats "
+        "{n} written out, and these are more",
+    )
+    return False
+
+
 def pattern_field(fields: Fields, key: str) -> Pattern:
     """Read a regular expression; what is wrong with it goes to the fields."""
     text = fields.text(key)
+    if not has_room(fields, key, [text]):
+        return compile_pattern("")
     try:
         return compile_pattern(text)
     except PatternError as err:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError, validators
@@ -20,7 +21,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from grader.jsonvalues import is_deep, is_list
-from grader.patterns import PatternError, compile_pattern
+from grader.patterns import Pattern, PatternError, compile_pattern
 from grader.results import GradingFaultError
 from trajectory.types import GraderErrorKind
 
@@ -80,13 +81,29 @@ def parse_schema(schema: object) -> Schema:
             raise UnsoundSchemaError(f"refers to {value!r}; a reference must begin with #")
         if key == "pattern" and isinstance(value, str):
             try:
-                compile_pattern(value)
+                _compiled(value)
             except PatternError as err:
                 raise UnsoundSchemaError(f"pattern {value!r} {err}") from err
-    problem = _METASCHEMA.problem(schema)
+    try:
+        problem = _METASCHEMA.problem(schema)
+    except GradingFaultError as err:
+        raise UnsoundSchemaError(f"is too large to be checked: {err.detail}") from err
     if problem:
         raise UnsoundSchemaError(f"is no JSON schema: {problem}")
     return Schema(validator=_Validator(schema, registry=Registry()))
+
+
+def patterns_in(schema: object) -> list[str]:
+    """Return the patterns that a schema uses; a schema that is too deep has none."""
+    if is_deep(schema):
+        return []
+    entries = _entries(schema)
+    return [value for key, value in entries if key == "pattern" and isinstance(value, str)]
+
+
+@lru_cache(maxsize=32)
+def _compiled(pattern: str) -> Pattern:
+    return compile_pattern(pattern)
 
 
 def _entries(value: object) -> Iterator[tuple[str, object]]:
@@ -103,7 +120,7 @@ def _entries(value: object) -> Iterator[tuple[str, object]]:
 def _pattern(
     validator: Any, pattern: str, instance: object, schema: object
 ) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and not compile_pattern(pattern).search(instance):
+    if isinstance(instance, str) and not _compiled(pattern).search(instance):
         yield ValidationError(f"does not match {pattern!r}")
 
 

@@ -153,6 +153,38 @@ def test_more_than_a_definition_may_hold_is_refused_by_its_size() -> None:
     assert "must be at most 262144 characters" in found["$"]
 
 
+@pytest.mark.parametrize(
+    ("grader", "path"),
+    [
+        (
+            {
+                "type": "safety",
+                "forbidden": [
+                    {"name": f"n{n}", "pattern": f"(?:[a-c]{{990}}){{20}}{n}"} for n in range(50)
+                ],
+            },
+            "forbidden[5].pattern",
+        ),
+        (
+            {
+                "type": "format",
+                "must": {
+                    "json_schema": {
+                        "schema": {"anyOf": [{"pattern": f"a{{19990}}{n}"} for n in range(50)]}
+                    }
+                },
+            },
+            "must.json_schema.schema",
+        ),
+    ],
+)
+def test_patterns_have_a_size_together(grader: object, path: str) -> None:
+    start = time.monotonic()
+    found = _violations(grader)
+    assert "the patterns of a definition may have 100000 pieces together" in found[path]
+    assert time.monotonic() - start < 5.0
+
+
 def test_of_thousands_of_findings_the_first_are_told() -> None:
     graders = [{"type": "answr", "n" * 3000: "x" * 500} for _ in range(60)]
     with pytest.raises(InvalidArgument) as caught:

@@ -26,10 +26,10 @@ from grader.fields import Fields, shown
 from grader.instruments.all import Instruments
 from grader.jsonvalues import read_json
 from grader.kinds.base import Kinds, lacking, template_field
-from grader.patterns import Pattern, pattern_field
+from grader.patterns import Pattern, has_room, pattern_field
 from grader.results import Graded
 from grader.sample import Sample
-from grader.schemas import Schema, UnsoundSchemaError, parse_schema
+from grader.schemas import Schema, UnsoundSchemaError, parse_schema, patterns_in
 from grader.templates import Template
 from trajectory.types import OutcomeKind
 
@@ -217,6 +217,8 @@ def _parse_schema(fields: Fields, key: str) -> Rule | None:
     if child is None or schema is None:
         return None
     child.finish()
+    if not has_room(child, "schema", patterns_in(schema)):
+        return None
     try:
         return FitsSchema(parse_schema(schema))
     except UnsoundSchemaError as err:

@@ -18,8 +18,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
-from coding.code_mutants import Program, humaneval, mbpp, mutants, passes_in_plain_python
+from coding.code_mutants import Program, humaneval, mbpp, mutants, run_plainly
 from coding.sandbox_service import running_sandbox
 
 from grader.answer.symbolic import SymbolicProcess
@@ -38,6 +39,7 @@ from trajectory.types import (
     TokenRecord,
 )
 
+T = TypeVar("T")
 AIM_PER_MINUTE = 100.0
 SECONDS = 10.0
 """Time limit of one program."""
@@ -61,7 +63,7 @@ async def measure(
         return await _grade(desk, program)
 
     async def bare(program: Program) -> bool:
-        return await asyncio.to_thread(passes_in_plain_python, program, SECONDS)
+        return (await asyncio.to_thread(run_plainly, program, SECONDS)).passed
 
     rates: dict[str, list[float]] = {"boxed": [], "bare": []}
     for number in range(ROUNDS):
@@ -72,8 +74,7 @@ async def measure(
             rates[side].append(60 * len(part) / (time.perf_counter() - begun))
             if not all(passed):
                 raise RuntimeError(f"{side}: {passed.count(False)} right solutions did not pass")
-    wrong = [*mutants(he, num_mutants // 2, rng), *mutants(mb, num_mutants - num_mutants // 2, rng)]
-    plain = await _all(bare, wrong, at_once)
+    wrong, plain = await _decided(he, mb, num_mutants, at_once)
     found = await _all(boxed, wrong, at_once)
     same = sum(one == other for one, other in zip(plain, found, strict=True))
     symbolic.close()
@@ -87,12 +88,28 @@ async def measure(
     ]
 
 
+async def _decided(
+    he: list[Program], mb: list[Program], count: int, at_once: int
+) -> tuple[list[Program], list[bool]]:
+    """Return mutants, half of each set, and plain Python's verdicts; without those near the time limit."""
+    rng = random.Random(4)
+    halves = [[*mutants(he, count // 2 + 10, rng)], [*mutants(mb, count - count // 2 + 10, rng)]]
+    kept: list[tuple[Program, bool]] = []
+    for half, number in zip(halves, (count // 2, count - count // 2), strict=True):
+        said = await _all(
+            lambda program: asyncio.to_thread(run_plainly, program, SECONDS), half, at_once
+        )
+        pairs = [(m, s.passed) for m, s in zip(half, said, strict=True) if s.is_decided(SECONDS)]
+        kept += pairs[:number]
+    return [program for program, _ in kept], [passed for _, passed in kept]
+
+
 async def _all(
-    run: Callable[[Program], Awaitable[bool]], programs: Sequence[Program], at_once: int
-) -> list[bool]:
+    run: Callable[[Program], Awaitable[T]], programs: Sequence[Program], at_once: int
+) -> list[T]:
     turns = asyncio.Semaphore(at_once)
 
-    async def one(program: Program) -> bool:
+    async def one(program: Program) -> T:
         async with turns:
             return await run(program)
 

@@ -3,6 +3,7 @@
 The servicer and the consumer call it; whatever takes long runs in threads, boxes or elsewhere.
 """
 
+import asyncio
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -68,6 +69,18 @@ class GradingDesk:
                 self._parsed.popitem(last=False)
         return parsed
 
+    async def read(self, grader_json: str) -> Definition:
+        """Return a checked definition as `definition` does; one that is not known yet is read off the event loop.
+
+        Raises:
+            InvalidArgument: with one violation per wrong field.
+        """
+        with self._lock:
+            known = grader_json in self._parsed
+        if known:
+            return self.definition(grader_json)
+        return await asyncio.to_thread(self.definition, grader_json)
+
     def version_of(self, grader_json: str) -> str:
         """Return the grader version of a definition, sound or not."""
         try:
@@ -89,7 +102,7 @@ class GradingDesk:
             GradingFaultError: grading could not be done and may succeed later.
         """
         try:
-            definition = self.definition(grader_json)
+            definition = await self.read(grader_json)
         except InvalidArgument as err:
             fault = GradingFaultError(
                 err.message, kind=GraderErrorKind.DEFINITION, retryable=False, client=True

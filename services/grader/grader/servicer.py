@@ -42,7 +42,7 @@ class GraderServicer(grader_pb2_grpc.GraderServiceServicer):
         if not definition:
             problem = "is empty, and so is the record's own; a grader definition is right"
             raise InvalidArgument(f"grader_json {problem}", violations={"grader_json": problem})
-        self._desk.definition(definition)
+        await self._desk.read(definition)
         try:
             verdict = await self._desk.judge(record, definition)
         except GradingFaultError as fault:
@@ -59,7 +59,7 @@ class GraderServicer(grader_pb2_grpc.GraderServiceServicer):
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> grader_pb2.ValidateGraderResponse:
         """Check a definition."""
-        definition = self._desk.definition(request.grader_json)
+        definition = await self._desk.read(request.grader_json)
         return grader_pb2.ValidateGraderResponse(
             reward_names=[member.name for member in definition.combination.members],
             grader_version=definition.version,

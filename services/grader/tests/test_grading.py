@@ -1,9 +1,12 @@
 import json
+import threading
 from collections.abc import Callable
 
 import pytest
 
+from grader.definition import Definition, Definitions
 from grader.desk import GradingDesk
+from grader.instruments.all import Instruments
 from trajectory.types import (
     Attribution,
     Failure,
@@ -157,3 +160,26 @@ async def test_gold_answers_score_1(
 ) -> None:
     record = make_record(f"Final Answer: {answer}", item={"answer": answer})
     assert (await _scored(desk, record)).score == 1.0
+
+
+class WatchedDefinitions(Definitions):
+    """Notes which threads read definitions."""
+
+    def __init__(self) -> None:
+        super().__init__(package_version="1")
+        self.threads: list[threading.Thread] = []
+
+    def parse(self, text: str) -> Definition:
+        self.threads.append(threading.current_thread())
+        return super().parse(text)
+
+
+async def test_a_definition_is_read_once_and_off_the_event_loop(
+    instruments: Instruments, make_record: MakeRecord
+) -> None:
+    definitions = WatchedDefinitions()
+    desk = GradingDesk(definitions, instruments)
+    for _ in range(3):
+        await _scored(desk, make_record())
+    (reader,) = definitions.threads
+    assert reader is not threading.current_thread()

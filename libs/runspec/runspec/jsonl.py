@@ -1,4 +1,7 @@
-"""Splits JSONL bytes into objects, with a problem for every line that is none."""
+"""Splits JSONL bytes into objects, with a problem for every line that is none.
+
+An object may also be laid out over several lines, as `--json` prints it: the first is `{` and the last `}` alone.
+"""
 
 import io
 import json
@@ -19,12 +22,13 @@ class Row:
     """One line's object, or what is wrong with the line."""
 
     line: int
+    """The first of an object laid out over several."""
     value: dict[str, object]
     error: str = ""
 
 
 def read_rows(data: bytes, source: str) -> Iterator[Row]:
-    """Yields a row per line that is not blank.
+    """Yields a row per object or line that is not blank.
 
     Raises:
         RowErrors: there is no row at all.
@@ -33,14 +37,24 @@ def read_rows(data: bytes, source: str) -> Iterator[Row]:
     if wrong:
         raise RowErrors(source, [RowError(line=0, field="", message=wrong)])
     found = False
+    first, open_object = 0, bytearray()
     # Line by line, since a list of all lines would be the file once more.
     for line, raw in enumerate(io.BytesIO(data), start=1):
         raw = raw.removesuffix(b"\n")
         raw = raw.removeprefix(_BOM) if line == 1 else raw
-        if not raw.strip():
-            continue
-        found = True
-        yield _row(line, raw)
+        if open_object:
+            open_object += raw + b"\n"
+            if raw.rstrip() == b"}":
+                yield _row(first, bytes(open_object))
+                open_object.clear()
+        elif raw.strip() == b"{":
+            found = True
+            first, open_object = line, bytearray(raw + b"\n")
+        elif raw.strip():
+            found = True
+            yield _row(line, raw)
+    if open_object:
+        yield _row(first, bytes(open_object))
     if not found:
         message = "is empty; expected one JSON object per line"
         raise RowErrors(source, [RowError(line=0, field="", message=message)])
@@ -73,7 +87,7 @@ def _row(line: int, raw: bytes) -> Row:
     except UnicodeDecodeError as error:
         return Row(line=line, value={}, error=f"is not UTF-8 (byte {error.start} of the line)")
     except json.JSONDecodeError as error:
-        return Row(line=line, value={}, error=f"is not JSON: {_said(error)}")
+        return Row(line=line, value={}, error=f"is not JSON: {_said(line, error)}")
     except RecursionError:
         return Row(line=line, value={}, error="is nested too deeply")
     except ValueError as error:
@@ -110,5 +124,6 @@ def _finite(text: str) -> float:
     return value
 
 
-def _said(error: json.JSONDecodeError) -> str:
-    return f"{error.msg.removesuffix(' at')} at column {error.colno}"
+def _said(line: int, error: json.JSONDecodeError) -> str:
+    of_line = f" of line {line + error.lineno - 1}" if error.lineno > 1 else ""
+    return f"{error.msg.removesuffix(' at')} at column {error.colno}{of_line}"

@@ -130,6 +130,28 @@ def test_file_of_another_format_is_one_problem_and_not_one_per_line(
     assert line.startswith(f"tasks.jsonl: {expected}")
 
 
+def test_object_may_be_laid_out_over_lines() -> None:
+    rows = [{"prompt": "x", "a": {"b": []}}, {"prompt": "y"}]
+    data = "\n".join(json.dumps(row, indent=2) for row in rows) + '\n\n{"prompt": "z"}\n'
+    tasks = parse_tasks(data.encode(), source="f", required=set())
+    assert [task.messages[0].text for task in tasks] == ["x", "y", "z"]
+    assert tasks[0].reference == {"a": {"b": []}}
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (
+            b'\n{\n "prompt": \n}\n{"prompt": "x"}',
+            "2: is not JSON: Expecting value at column 1 of line 4",
+        ),
+        (b'{\n "prompt": "x"', "1: is not JSON: Expecting ',' delimiter at column 1 of line 3"),
+    ],
+)
+def test_broken_object_over_lines_is_one_problem(data: bytes, expected: str) -> None:
+    assert task_errors(data) == [f"tasks.jsonl:{expected}"]
+
+
 def test_byte_order_mark_is_no_part_of_the_first_row() -> None:
     (task,) = parse_tasks(b'\xef\xbb\xbf{"prompt": "x"}', source="f", required=set())
     assert task.messages[0].text == "x"

@@ -561,9 +561,10 @@ def test_record_as_hone_rollout_prints_it_is_graded(suite: Any) -> None:
     record = suite.console.events[0].rollout_finished.inline
     record.start_time.FromDatetime(datetime(2026, 1, 31, tzinfo=UTC))
     suite.write("g.json", json.dumps(ANSWER))
-    suite.write("f.jsonl", lines({"summary": {}, "record": plain(record)}, plain(record)))
+    printed = json.dumps({"summary": {}, "record": plain(record)}, indent=2)
+    suite.write("f.jsonl", f"{printed}\n{printed}\n{lines(plain(record))}")
     assert suite.hone("grade", "g.json", "f.jsonl") == 0, suite.err
-    assert "2 scored (2 successes)" in suite.out
+    assert "3 scored (3 successes)" in suite.out
 
 
 def test_record_with_a_wrong_field_is_named(suite: Any) -> None:

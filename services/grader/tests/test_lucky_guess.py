@@ -10,6 +10,7 @@ from grader.instruments.judges import Judgement, Question
 from trajectory.types import (
     Failure,
     GraderErrorKind,
+    Role,
     Scored,
     ToolCallRecord,
 )
@@ -66,7 +67,16 @@ async def test_a_wrong_answer_is_no_lucky_guess(
         (tool_call("calculator", {"expression": "48 + 48/2"}, "error: 72", "tool_error"), True),
         (tool_call("search", {"query": "clips sold by Natalia"}, "In all 72 clips."), False),
         (tool_call("search", {"query": "is it 72"}, "Nothing found for 72."), True),
-        (tool_call("sql", {"query": "SELECT sum(n) FROM clips LIMIT 5"}, "(72,)"), True),
+        (tool_call("sql", {"query": "SELECT sum(n) FROM clips LIMIT 5"}, "(72,)"), False),
+        (tool_call("calculator", {"expression": "146 / 2 - 1"}, "72"), True),
+        (tool_call("calculator", {"expression": "71 + 1 + 48 - 48"}, "72"), True),
+        (tool_call("calculator", {"expression": "60 + 12 + 0 * 48 + 0 * 53"}, "72"), True),
+        (tool_call("calculator", {"expression": "(48 / 48) * 71 + 1"}, "72"), True),
+        (tool_call("calculator", '{"expression": "\\u0037\\u0032 + 48 - 48"}', "72"), True),
+        (tool_call("python", {"code": "print(48, 71 + 1)"}, "48 72"), True),
+        (tool_call("shell", {"command": "echo 48 $((71+1))"}, "48 72"), True),
+        (tool_call("calculator", {"expression": "24 * 3"}, "72"), False),
+        (tool_call("calculator", {"expression": "(48 + 96) / 2"}, "72"), False),
         (tool_call("sql", {"query": "SELECT sum(n) FROM clips"}, "(72,)"), False),
     ],
 )
@@ -100,6 +110,39 @@ async def test_a_choice_needs_a_reason(
     item: dict[str, object] = {"answer": "B"}
     record = record_with(make_record, text, *calls, item=item, prompt="A) Rome B) Paris?")
     assert bool(await flags_of(instruments, record, "lucky_guess")) is lucky
+
+
+async def test_a_quotient_is_found_out_and_not_brought_in(
+    instruments: Instruments, make_record: MakeRecord
+) -> None:
+    call = tool_call("calculator", {"expression": "84/2"}, "42")
+    record = record_with(
+        make_record, "Final Answer: 42", call, prompt="Half of 84?", item={"answer": "42"}
+    )
+    assert await flags_of(instruments, record, "lucky_guess") == []
+
+
+async def test_a_guess_does_not_become_known_by_two_calls(
+    instruments: Instruments, make_record: MakeRecord
+) -> None:
+    calls = (
+        tool_call("calculator", {"expression": "72 + 61"}, "133"),
+        tool_call("calculator", {"expression": "133 - 61"}, "72"),
+    )
+    record = record_with(make_record, "Final Answer: 72", *calls)
+    assert len(await flags_of(instruments, record, "lucky_guess")) == 1
+
+
+async def test_what_a_user_says_later_is_known_and_examples_are_not_the_agents_words(
+    instruments: Instruments, make_record: MakeRecord
+) -> None:
+    record = make_record("48 + 24 = 72.\nFinal Answer: 72")
+    asked, said = record.messages
+    example = replace(asked, role=Role.ASSISTANT, content=("Dear judge, this is an example.",))
+    later = replace(asked, content=("There are 48 and 24 clips.",))
+    record = replace(record, messages=(asked, example, later, said))
+    assert await flags_of(instruments, record, "lucky_guess") == []
+    assert await flags_of(instruments, record, "addresses_judge") == []
 
 
 class SaysLabel:

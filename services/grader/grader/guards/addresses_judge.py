@@ -4,28 +4,26 @@
 
 Found are orders to drop instructions and demands of a score, in a dozen languages; notes to a judge; verdicts in the
 formats of judges ([[A]], `Verdict: correct`, a JSON object of score and reasoning); forged turns of a chat and ends of
-fences; and zero-width, control or direction characters that hide text. Text is compared without such characters and in
-plain letters. What the prompt itself says or asks for raises no alarm.
+fences; and zero-width, control or direction characters that hide text. Text is compared without such characters, in
+plain letters, also with look-alikes read as Latin letters, and across lines. What the prompt itself says or asks for
+raises no alarm.
 """
 
+import ast
 import asyncio
-import contextlib
 import json
 import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grader.fields import Fields
-from grader.guards.base import MAX_TEXT, Case
+from grader.guards.base import Case
 from grader.guards.grounds import Grounds
 from grader.guards.phrases import PHRASES
+from grader.guards.texts import argument_text, latin, plain
 from grader.instruments.all import Instruments
 from grader.patterns import Pattern, PatternError, compile_pattern
-from trajectory.types import ToolCallRecord
 
-_FORMAT = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e"
-                     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]")  # fmt: skip
 _HIDDEN = (
     ("a control character", re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")),
     ("a direction override", re.compile("[\u202d\u202e]")),
@@ -44,7 +42,7 @@ _VERDICT_COMPANY = _VERDICT_KEYS | frozenset(
 )  # fmt: skip
 _OBJECT = re.compile(r"\{\s*[\"'][^{}]{1,4000}\}")
 MAX_OBJECTS = 64
-_PIECE = 256
+_LINES = re.compile(r"[ \r\n]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +56,14 @@ class AddressesJudgeGuard:
         return await asyncio.to_thread(self._look, case)
 
     def _look(self, case: Case) -> str | None:
-        prompt = case.prompt[-MAX_TEXT:]
+        prompt = case.prompt
         plain_prompt = plain(prompt)
         for text in case.said:
             found = _hidden(text, prompt) or self._addressed(text, plain_prompt)
             if found:
                 return found
         for made in case.sample.calls:
-            found = self._addressed(_argument_text(made), plain_prompt, forms=False)
+            found = self._addressed(argument_text(made), plain_prompt, forms=False)
             if found:
                 return f"in a call of {made.call.name}, {found}"
         return None
@@ -73,13 +71,12 @@ class AddressesJudgeGuard:
     def _addressed(self, text: str, prompt: str, *, forms: bool = True) -> str | None:
         """Return the first words to the judge; without `forms` those alone, as calls may well hold scores."""
         words = plain(text)
-        for phrase in PHRASES:
-            if phrase.form and not forms:
-                continue
-            for match in phrase.pattern.finditer(words):
-                word = match.groupdict().get("word")
-                if match.group().strip() not in prompt and not (word and word in prompt):
-                    return f"{phrase.what}: {_shown(match.group())}"
+        in_latin = latin(words)
+        # As it stands too: phrases in other languages need their own letters, forms need their lines.
+        for read in dict.fromkeys((words, in_latin, _LINES.sub(" ", in_latin))):
+            found = _phrase_in(read, prompt, forms=forms)
+            if found:
+                return found
         for own in self.patterns:
             for matched in own.found_in(text):
                 if matched not in prompt:
@@ -88,17 +85,6 @@ class AddressesJudgeGuard:
             if not any(f'"{key}"' in prompt or f"'{key}'" in prompt for key in keys):
                 return f"a verdict as a JSON object of {', '.join(sorted(keys))}"
         return None
-
-
-def plain(text: str) -> str:
-    """Return text in plain letters and lower case, without format characters and with single spaces."""
-    text = _FORMAT.sub("", text)
-    if not text.isascii():
-        # In pieces, because the time for a run of combining marks grows with its square.
-        pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
-        text = "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
-    letters = text.casefold()
-    return re.sub(r"[ \t\u00a0]+", " ", letters)
 
 
 def parse(fields: Fields, grounds: Grounds) -> AddressesJudgeGuard:
@@ -110,6 +96,17 @@ def parse(fields: Fields, grounds: Grounds) -> AddressesJudgeGuard:
         except PatternError as err:
             fields.problems.add(f"{fields.at('patterns')}[{index}]", str(err))
     return AddressesJudgeGuard(patterns=tuple(patterns))
+
+
+def _phrase_in(words: str, prompt: str, *, forms: bool) -> str | None:
+    for phrase in PHRASES:
+        if phrase.form and not forms:
+            continue
+        for match in phrase.pattern.finditer(words):
+            word = match.groupdict().get("word")
+            if match.group().strip() not in prompt and not (word and word in prompt):
+                return f"{phrase.what}: {_shown(match.group())}"
+    return None
 
 
 def _hidden(text: str, prompt: str) -> str | None:
@@ -128,21 +125,21 @@ def _verdict_objects(text: str) -> Iterator[frozenset[str]]:
         if count == MAX_OBJECTS:
             return
         try:
-            held = json.loads(match.group())
-        except (ValueError, RecursionError):
+            held = _read_object(match.group())
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
         keys = frozenset(str(key).casefold() for key in held)
         if keys & _VERDICT_KEYS and keys <= _VERDICT_COMPANY:
             yield keys
 
 
-def _argument_text(made: ToolCallRecord) -> str:
-    text = made.call.arguments_json[-MAX_TEXT:]
-    if "\\u" in text:
-        # Escapes of other scripts; what is no JSON stays as it is.
-        with contextlib.suppress(ValueError, RecursionError):
-            text = json.dumps(json.loads(made.call.arguments_json), ensure_ascii=False)[-MAX_TEXT:]
-    return text.replace("\\n", "\n")
+def _read_object(text: str) -> dict[object, object]:
+    """Read an object of JSON, or of Python with its quotes."""
+    try:
+        held = json.loads(text)
+    except ValueError:
+        held = ast.literal_eval(text)
+    return held if isinstance(held, dict) else {}
 
 
 def _shown(text: str) -> str:

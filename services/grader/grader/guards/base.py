@@ -6,12 +6,10 @@ from typing import Protocol
 
 from grader.fields import Fields
 from grader.guards.grounds import Grounds
+from grader.guards.texts import window
 from grader.instruments.all import Instruments
 from grader.sample import Sample
 from trajectory.types import OutcomeKind, Role
-
-MAX_TEXT = 200_000
-"""Characters of each text that a guard reads; of a longer one the end is read, as graders of answers do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,22 +22,26 @@ class Case:
 
     @property
     def prompt(self) -> str:
-        """What the agent was given before it said anything."""
-        said = []
-        for message in self.sample.record.messages:
-            if message.role is Role.ASSISTANT:
-                break
-            said.append(message.text)
-        return "\n".join(said)
+        """What the agent was told: all that is neither its own words nor a tool's."""
+        messages = self.sample.record.messages
+        own = set(self._own)
+        told = (m for n, m in enumerate(messages) if n not in own and m.role is not Role.TOOL)
+        return window("\n".join(message.text for message in told))
 
     @property
     def said(self) -> tuple[str, ...]:
         """What the agent wrote, turn by turn, its thinking included."""
+        said = (self.sample.record.messages[n] for n in self._own)
         return tuple(
-            f"{message.reasoning_content}\n{message.text}"[-MAX_TEXT:]
-            for message in self.sample.record.messages
-            if message.role is Role.ASSISTANT
+            f"{window(message.reasoning_content)}\n{window(message.text)}" for message in said
         )
+
+    @property
+    def _own(self) -> tuple[int, ...]:
+        """Places of the agent's own messages: one for each turn, after those that a task shows as examples."""
+        record = self.sample.record
+        said = [n for n, m in enumerate(record.messages) if m.role is Role.ASSISTANT]
+        return tuple(said[-len(record.turns) :])
 
 
 class Guard(Protocol):

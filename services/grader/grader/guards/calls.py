@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from posixpath import basename
 
-from grader.guards.base import MAX_TEXT
+from grader.guards.texts import window
 from trajectory.types import ToolCallRecord
 
 MAX_LINES = 5000
@@ -83,7 +83,7 @@ def written(made: ToolCallRecord, protected: Protected) -> str | None:
         if found:
             return found
     for text in _texts(arguments):
-        found = _written_by(text[-MAX_TEXT:], protected)
+        found = _written_by(window(text), protected)
         if found:
             return found
     return None
@@ -92,7 +92,7 @@ def written(made: ToolCallRecord, protected: Protected) -> str | None:
 def mentioned(made: ToolCallRecord, protected: Protected) -> str | None:
     """Return a protected file that a call names at all."""
     for text in _texts(_arguments(made)):
-        found = protected.among(match.group() for match in _TOKEN.finditer(text[-MAX_TEXT:]))
+        found = protected.among(match.group() for match in _TOKEN.finditer(window(text)))
         if found:
             return found
     return None

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grader.fields import Fields
-from grader.guards.base import MAX_TEXT, Case
+from grader.guards.base import Case
 from grader.guards.calls import Protected, mentioned
 from grader.guards.grounds import Grounds
+from grader.guards.texts import argument_text, plain, window
 from grader.instruments.all import Instruments
 from grader.results import GradingFaultError
 from grader.sample import Sample
 from grader.templates import Template, TemplateError, parse_template
-from trajectory.types import ToolCallRecord
 
 MAX_GRADER_TEXT = 2_000_000
 """Characters of all the grader's texts that are compared."""
@@ -53,7 +53,7 @@ class CopiedFromGraderGuard:
         seen = "\n".join(shown)
         own = _Runs([*self.texts, *_rendered(self.fields, case.sample)], self.min_characters)
         for where, text in self._said(case):
-            run = own.first_in(_plain(text[-MAX_TEXT:]), seen)
+            run = own.first_in(_plain(window(text)), seen)
             if run is not None:
                 return f"{where} holds the grader's text {run[:60]!r}"
         return None
@@ -62,7 +62,7 @@ class CopiedFromGraderGuard:
         for said in case.said:
             yield "a message", said
         for made in case.sample.calls:
-            yield f"a call of {made.call.name}", _arguments(made)
+            yield f"a call of {made.call.name}", argument_text(made)
             if made.call.name not in self.allow_tools:
                 yield f"a result of {made.call.name}", made.result
 
@@ -133,10 +133,6 @@ def _rendered(fields: tuple[Template, ...], sample: Sample) -> Iterator[str]:
             continue
 
 
-def _arguments(made: ToolCallRecord) -> str:
-    return made.call.arguments_json.replace("\\n", "\n").replace('\\"', '"').replace("\\t", " ")
-
-
 def _common(text: str, position: int, own: str, start: int) -> str:
     """Return the longest run around a common block."""
     first, last = 0, 0
@@ -154,4 +150,4 @@ def _common(text: str, position: int, own: str, start: int) -> str:
 
 
 def _plain(text: str) -> str:
-    return _SPACE.sub(" ", text).casefold().strip()
+    return _SPACE.sub(" ", plain(text)).strip()

@@ -19,9 +19,9 @@ from grader.answer.reading import read
 from grader.answer.symbolic import Symbolic
 from grader.answer.values import Interval, Many, Number, Ordered, Range, Text, Union, Value
 from grader.fields import Fields
-from grader.guards.addresses_judge import plain
-from grader.guards.base import MAX_TEXT, Case
+from grader.guards.base import Case
 from grader.guards.grounds import Grounds
+from grader.guards.texts import plain, window
 from grader.instruments.all import Instruments
 from grader.kinds.base import template_field
 from grader.templates import Template
@@ -59,7 +59,7 @@ def parse(fields: Fields, grounds: Grounds) -> EmptyOrListedGuard:
 
 
 def _look(case: Case, wanted: str, symbolic: Symbolic) -> str | None:
-    text = case.sample.output_text[-MAX_TEXT:]
+    text = window(case.sample.output_text)
     if not plain(text).strip(" \n\r.-_*`'\""):
         return "the response is empty"
     extraction = extract(text, stated_only=case.sample.stated_only)

@@ -2,7 +2,8 @@
 
     {"guards": {"lucky_guess": {"action": {"price": 0.5}, "confirm": {"model": "judge"}}}}
 
-Supported is a number that a tool result holds, unless the call itself brought it in; that the prompt holds; or that
+Supported is a number that a tool result holds, unless the call itself brought it in or worked it out from numbers that
+neither the trajectory nor one step in the head leads to; that the prompt holds; or that
 working in the agent's text leads to from such numbers (`guards/numbers.py`). Supported is any other answer that a tool
 result holds, or that comes with at least eight words of reasoning. With `confirm` a model has the last word, and
 what it cannot be asked about is a fault of the grader.
@@ -21,9 +22,10 @@ from grader.answer.normalize import normalize
 from grader.answer.reading import read
 from grader.answer.values import Number
 from grader.fields import Fields
-from grader.guards.base import MAX_TEXT, Case
+from grader.guards.base import Case
 from grader.guards.grounds import Grounds
-from grader.guards.numbers import Known, numbers_in
+from grader.guards.numbers import Known, guessed_by, numbers_in, terms_in
+from grader.guards.texts import argument_text, window
 from grader.instruments.all import Instruments
 from grader.instruments.judges import Question
 from grader.prompts import fenced
@@ -110,7 +112,7 @@ def _unsupported(case: Case) -> str | None:
 
 def _number_is_supported(case: Case, value: Fraction) -> bool:
     known = Known()
-    known.learn_all(case.prompt[-MAX_TEXT:])
+    known.learn_all(case.prompt)
     for said, turn in zip_longest(case.said, case.sample.record.turns):
         known.learn(said or "")
         for made in turn.tool_calls if turn is not None else ():
@@ -123,24 +125,28 @@ def _number_is_supported(case: Case, value: Fraction) -> bool:
 def _found_by(made: ToolCallRecord, known: Known) -> Iterator[Fraction]:
     """Yield the numbers that a call found out, which the call did not bring in itself.
 
-    A number alone that was computed from numbers of unknown origin is no finding either.
+    Brought in is a number of unknown origin, and what arithmetic with such a number gives: `71+1+48-48` is a guess. A
+    number alone that was computed from numbers of unknown origin is no finding either.
     """
     if made.error_kind:
         return
-    brought = list(numbers_in(made.call.arguments_json[-MAX_TEXT:]))
-    unknown = {abs(number) for number in brought if not known.holds(number)}
-    found = list(numbers_in(made.result[-MAX_TEXT:]))
-    if len(found) <= 1 and brought and not any(known.holds(number) for number in brought):
+    arguments = argument_text(made)
+    brought = list(terms_in(arguments))
+    guessed = {abs(number) for number in brought if not known.holds(number)}
+    at_hand = known.at_hand()
+    guessed.update(guessed_by(arguments, at_hand))
+    found = list(numbers_in(window(made.result)))
+    if len(found) <= 1 and brought and at_hand.isdisjoint(brought):
         return
     for number in found:
-        if abs(number) not in unknown:
+        if abs(number) not in guessed:
             yield number
 
 
 def _text_is_supported(case: Case, stated: str) -> bool:
     wanted = plain_text(stated)
     for made in case.sample.calls:
-        if not made.error_kind and _holds(made.result[-MAX_TEXT:], wanted):
+        if not made.error_kind and _holds(window(made.result), wanted):
             return True
     answer = len(_WORDS.findall(stated))
     return sum(len(_WORDS.findall(said)) for said in case.said) - answer >= MIN_WORDS

@@ -3,16 +3,18 @@
 import ast
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import islice, pairwise
+from itertools import combinations, islice, pairwise
 
 from grader.answer.words import is_number_word, read_words
 
 MAX_NUMBERS = 4000
 """Of one text."""
 MAX_FORMULAS = 2000
+MAX_AT_HAND = 30
+"""Known numbers from which one step is taken in the head; from many any number can be reached."""
 MAX_DIGITS = 60
 """A longer number is none that anyone works with."""
 _LARGE = 10**15
@@ -36,6 +38,11 @@ _CONSTANTS = frozenset((
 ))  # fmt: skip
 """What a formula may hold without a source: measures, calendars, round numbers."""
 _TERM = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+")
+_OPERAND = r"[-($]{0,8}(?:\d[\d,]*(?:\.\d+)?|\.\d+)[)%]{0,8}"
+_ARITHMETIC = re.compile(
+    rf"{_OPERAND}(?: ?(?:\*\*|[-+*/^\u00d7\u00f7\u2212\u00b7]) ?{_OPERAND}){{1,100}}"
+)
+"""Arithmetic inside a program or a command."""
 _SPOKEN = tuple(
     (re.compile(rf"\b(?:{words})\b", re.IGNORECASE), sign)
     for words, sign in (
@@ -62,6 +69,17 @@ def numbers_in(text: str) -> Iterator[Fraction]:
             return
 
 
+def terms_in(text: str) -> Iterator[Fraction]:
+    """Yield the numbers that stand in a text; unlike `numbers_in` without what two of them give, as in `84/2`."""
+    for count, match in enumerate(_TERM.finditer(text)):
+        if count == MAX_NUMBERS:
+            return
+        if len(match.group()) <= MAX_DIGITS:
+            yield Fraction(match.group().replace(",", ""))
+    for word in _number_words(text):
+        yield from _values(word)
+
+
 @dataclass(slots=True)
 class Known:
     """Numbers that a trajectory has a reason to know."""
@@ -75,6 +93,20 @@ class Known:
     def holds(self, value: Fraction) -> bool:
         """Whether a number is known."""
         return abs(value) in self.values
+
+    def at_hand(self) -> set[Fraction]:
+        """Return what is known, and what one step in the head leads to from it; from many numbers any is near."""
+        held = set(self.values)
+        if len(self.values) > MAX_AT_HAND:
+            return held
+        for one in self.values:
+            held.update(one * factor for factor in _FACTORS)
+            held.update(one / factor for factor in _FACTORS)
+        for one, other in combinations(self.values, 2):
+            held.update((one + other, abs(one - other), one * other))
+            if one and other:
+                held.update((one / other, other / one))
+        return held
 
     def learn_all(self, text: str) -> None:
         """Note every number of a text that was given."""
@@ -116,17 +148,30 @@ class Known:
                 continue
             terms = [Fraction(term.replace(",", "")) for term in found]
             result = evaluate(right)
-            if result is None or len(terms) < 2 or not self._usable(terms):
+            if result is None or len(terms) < 2 or not _usable(terms, self.values):
                 continue
             exact = evaluate(left)
             if exact is not None and _near(_float(exact), _float(result)):
                 self.add(result)
 
-    def _usable(self, terms: list[Fraction]) -> bool:
-        """Whether a formula works with what is known and small numbers only, and with something known."""
-        return any(self.holds(term) for term in terms) and all(
-            self.holds(term) or term <= 12 or term in _CONSTANTS for term in terms
-        )
+
+def guessed_by(text: str, origin: Set[Fraction]) -> Iterator[Fraction]:
+    """Yield what the arithmetic in a call gives where it works with numbers of no origin."""
+    for match in islice(_ARITHMETIC.finditer(text), MAX_FORMULAS):
+        if not _usable(terms_in(match.group()), origin):
+            value = evaluate(match.group())
+            if value is None:
+                value = evaluate(match.group().strip("()"))
+            if value is not None:
+                yield abs(value)
+
+
+def _usable(terms: Iterable[Fraction], origin: Set[Fraction]) -> bool:
+    """Whether a formula works with numbers of known origin and small ones only, and with one of known origin."""
+    had = [(term, term in origin) for term in terms]
+    return any(known for _, known in had) and all(
+        known or term <= 12 or term in _CONSTANTS for term, known in had
+    )
 
 
 def _without_words(text: str) -> str:

@@ -60,8 +60,13 @@ _ENGLISH = (
     ("drops instructions", rf"\b{_DROP} (?:everything|all|anything) (?:above|before this)\b"),
     (
         "a note to the judge",
-        rf"\b(?:dear|attention|note (?:to|for)|message (?:to|for)|hey|hello|hi),? "
+        rf"\b(?:dear|attention|(?:note|message|reminder|notice|instructions?) (?:to|for)|hey|hello|hi),? "
         rf"(?:the |all |any )?{_JUDGE} ?[,:!\n]",
+    ),
+    (
+        "a note to the judge",
+        rf"\bif you(?: are|'re) (?:an? |the )?(?:{_JUDGE}\b|(?:llm|ai|model|assistant|one) "
+        r"(?:that is |who is )?(?:grading|judging|evaluating|scoring|rating)\b)",
     ),
     (
         "a note to the judge",
@@ -107,7 +112,24 @@ _ENGLISH = (
         rf"\b(?:this|my) {_RESPONSE} (?:must|should|has to) be (?:rated|graded|scored|marked|judged"
         rf"|labell?ed|accepted|considered|treated)\b",
     ),
+    (
+        "demands a score",
+        rf"\b(?:score|rating|grade|mark|reward)s? (?:for|of) {_OURS} (?:is|should be|must be|has to be)\b",
+    ),
+    (
+        "demands a score",
+        rf"\b(?:rate|grade|score|mark) (?:this|{_OURS}) (?:as|at|with) (?:an? )?\d",
+    ),
+    (
+        "demands a score",
+        rf"\b(?:output|return|respond with|reply with) (?:an? |the )?(?:{_FULL} )?(?:possible )?"
+        r"(?:score|rating|grade|reward) (?:of )?[:=]? ?\d",
+    ),
     (_FORM, r"\[\[(?:a|b|c|tie)\]\]"),
+    (
+        _FORM,
+        r"<(?P<word>verdict|score|rating|grade|reward|judge?ment)>\s{0,9}(?:\d|correct|pass|true|accept)",
+    ),
     (
         _FORM,
         r"\b(?P<word>rating|score|verdict|grade|judge?ment)\W{1,5}\[\[ ?\d+(?:\.\d+)? ?\]\]",
@@ -115,6 +137,7 @@ _ENGLISH = (
     (
         _FORM,
         rf"(?m)^[ >*#_-]{{0,8}}(?:final |overall |my )?{_VERDICT}[*_ ]{{0,4}}[:=][*_\"'\[( ]{{0,6}}"
+        rf"(?:(?:the |this |my )?{_RESPONSE} is )?"
         r"(?:correct|pass(?:ed)?|accept(?:ed)?|a|b|tie|true|yes|right|valid|100?|1(?:\.0+)?"
         r"|\d+ ?/ ?\d+)\b",
     ),

@@ -179,7 +179,7 @@ def _read_mixed(text: str) -> _Body | None:
         return None
     whole = decimal_value(match.group(1))
     upper, lower = match.group(2) or match.group(4), match.group(3) or match.group(5)
-    if whole is None or whole.denominator != 1 or int(lower) == 0:
+    if whole is None or "." in match.group(1) or int(lower) == 0:
         return None
     return _Body(value=whole + Fraction(int(upper), int(lower)), end=match.end())
 

@@ -12,7 +12,7 @@ _EMPTY_SET = re.compile(r"[\s$]*\\\{\s*\\\}[\s$.]*")
 _WORD_COMMAND = re.compile(r"\\[a-zA-Z]")
 _RULE = re.compile(r"\s*(?:[-*_=`]{3,}\w*|\*+|_+|\\\[|\$\$|:)\s*")
 _REMARK = re.compile(
-    r"\s+\((?:not|rather|instead|since|because|which|as|i\.e\.|e\.g\.|that|see|from|by|in|after|rounded|approximately|about)\b[^()]*\)\s*\.?$",
+    r"\s+\((?:not|rather|instead|since|because|which|as|i\.e\.|e\.g\.|that|see|from|by|in|after|rounded|approximately|about|i|first|initially|originally|previously)\b[^()]*\)\s*\.?$",
     re.IGNORECASE,
 )
 _STRUCK = re.compile(r"~~[^~]*~~")

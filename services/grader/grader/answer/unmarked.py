@@ -50,13 +50,17 @@ _SEGMENT = re.compile(
 _TUPLE = re.compile(r"\((?:\s*-?[\d./]+\s*,)+\s*-?[\d./]+\s*\)")
 _PROSE = re.compile(r"(?<!\\)\b[a-zA-Z]{3,}")
 _MATHS_ALONE = re.compile(r"(?:\$+[^$]+\$+\.?\s*(?:(?:,|;|and|or)\s*)*)+")
+_FORMULA_ALONE = re.compile(
+    r"[\d(.+\u2212\u221a\u03c0-][\w+*/^().\u2212\u221a\u03c0\u00b2\u00b3-]*"
+)
+_LETTERS = re.compile(r"[a-zA-Z]{3,}")
 _WORDS = "|".join(sorted(NUMBER_WORDS, key=len, reverse=True))
 _WRITTEN = re.compile(
     rf"(?<![\w-])(?:(?:minus|negative)\s+)?(?:{_WORDS})(?:(?:\s*-\s*|,?\s+|\s+and\s+)(?:{_WORDS}))*(?:\s+and\s+a\s+half)?(?![\w-])",
     re.IGNORECASE,
 )
 _CHINESE_RESULT = re.compile(
-    r"(?:\u5171|\u662f|\u4e3a|\u7b49\u4e8e|\u5269|\u8981|\u5f97|\u6709)\u4e0b?(?P<rest>[\u8d1f\u96f6\u4e00\u4e8c\u4e24\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d\u5341\u767e\u5343\u4e07\u4ebf\u534a].*)"
+    r"(?:\u5171|\u662f|\u4e3a|\u7b49\u4e8e|\u5269|\u8981|\u5f97|\u6709|\u51fa|\u4e86|\u5230|\u82b1|\u7528|\u4e70|\u5356)\u4e0b?(?P<rest>[\u8d1f\u96f6\u4e00\u4e8c\u4e24\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d\u5341\u767e\u5343\u4e07\u4ebf\u534a].*)"
 )
 _VERDICT = re.compile(
     r"(?:so|hence|thus|therefore|is)[,:]?\s+(yes|no|true|false)\s*[.!]?$", re.IGNORECASE
@@ -183,6 +187,8 @@ def _is_answer_alone(text: str) -> bool:
     words = text.split()
     if len(words) <= 3:
         if any(c.isdigit() for c in text):
+            if _FORMULA_ALONE.fullmatch(text) and not _LETTERS.search(text):
+                return True
             return read_number(normalize(text)) is not None
         return "=" not in text
     return bool(re.match(r"\$[^$]+\$\s+\w+$", text))

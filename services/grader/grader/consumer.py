@@ -21,6 +21,7 @@ from opentelemetry import propagate, trace
 from eventbus.bus import Delivery, EventBus
 from eventbus.envelope import new_envelope
 from eventbus.errors import RetryLater
+from eventbus.outgoing import MAX_EVENT_BYTES, checked
 from grader.convert import record_from_proto, verdict_to_event
 from grader.desk import GradingDesk, Verdict
 from grader.grading import failure_of
@@ -29,9 +30,10 @@ from grader.patience import Fault, Patience, fault_of
 from grader.results import GradingFaultError
 from grader.store import Judged, JudgedStore
 from servicekit import attributes
-from servicekit.errors import HoneError
+from servicekit.errors import HoneError, InvalidArgument
 from trajectory.types import (
     SHARED_ISOLATION,
+    GraderErrorKind,
     Masked,
     OutcomeKind,
     RolloutRecord,
@@ -111,13 +113,19 @@ class FinishedConsumer:
         envelope = delivery.envelope
         with self._span(envelope) as span:
             verdict = await self._verdict(delivery)
+            try:
+                event = self._event(envelope, verdict)
+            except (ValueError, InvalidArgument) as err:
+                # What is written and cannot be told would come back at each start.
+                verdict = _untellable(verdict, err)
+                event = self._event(envelope, verdict)
             _describe(span, verdict)
             judged = Judged(
                 finished_event_id=envelope.event_id,
                 rollout_id=envelope.rollout_id,
                 attempt=envelope.attempt,
                 grader_version=verdict.grader_version,
-                event=self._event(envelope, verdict).SerializeToString(),
+                event=event.SerializeToString(),
                 trace_parent=_trace_parent(),
             )
             added = await asyncio.to_thread(self._store.add, judged, self._clock())
@@ -218,7 +226,13 @@ class FinishedConsumer:
         return events_pb2.RolloutRecord.FromString(await blobs.get(finished.blob))
 
     def _event(self, finished: events_pb2.Envelope, verdict: Verdict) -> events_pb2.Envelope:
-        return new_envelope(
+        """Return the event that tells a verdict.
+
+        Raises:
+            ValueError: a text holds what no event can.
+            InvalidArgument: it is larger than an event may be.
+        """
+        event = new_envelope(
             verdict_to_event(verdict),
             source="grader",
             run_id=finished.run_id,
@@ -229,6 +243,8 @@ class FinishedConsumer:
             grader_version=verdict.grader_version,
             clock=self._clock,
         )
+        checked(event, MAX_EVENT_BYTES)
+        return event
 
     async def _tell_again(self, judged: Judged) -> None:
         """Tell a judgement in the trace context of the span that made it."""
@@ -242,6 +258,17 @@ class FinishedConsumer:
     async def _tell(self, judged: Judged) -> None:
         await self._bus.publish(events_pb2.Envelope.FromString(judged.event))
         await asyncio.to_thread(self._store.mark_published, judged.finished_event_id)
+
+
+def _untellable(verdict: Verdict, err: Exception) -> Verdict:
+    """Return the failure to tell instead, under the same event id."""
+    fault = GradingFaultError(
+        f"the judgement cannot be told: {err}",
+        kind=GraderErrorKind.INTERNAL,
+        retryable=True,
+        client=False,
+    )
+    return Verdict(outcome=failure_of(fault), grader_version=verdict.grader_version)
 
 
 def _trace_parent() -> str:

@@ -23,6 +23,8 @@ from trajectory.types import (
 
 MAX_EXPLANATION = 400
 """Characters of a grader's explanation that are kept."""
+MAX_DETAIL = 8000
+"""Characters of a failure's detail: room for all that is wrong with a definition."""
 
 
 async def grade(
@@ -40,7 +42,7 @@ async def grade(
     unread = next(((m, g) for m, g in counted if g.masked), None)
     if unread is not None:
         member, graded = unread
-        return Masked(kind=graded.kind, reason=f"{member.name}: {graded.explanation}")
+        return Masked(kind=graded.kind, reason=told(f"{member.name}: {graded.explanation}"))
     combined = definition.combination.value(findings)
     if combined is None:
         names = ", ".join(member.name for member, graded in counted if graded.abstained)
@@ -54,9 +56,7 @@ async def grade(
         score=_bounded(combined, definition),
         kind=next((graded.kind for _, graded in counted if graded.kind is not None), None),
         errors=tuple(
-            GraderError(
-                name=f.member.name, kind=f.error.kind, detail=f.error.detail[:MAX_EXPLANATION]
-            )
+            GraderError(name=f.member.name, kind=f.error.kind, detail=told(f.error.detail))
             for f in findings
             if f.error is not None
         ),
@@ -73,9 +73,14 @@ def failure_of(fault: GradingFaultError) -> Failure:
         kind=FailureKind.GRADER,
         retryable=fault.retryable,
         attributable=Attribution.CLIENT if fault.client else Attribution.INFRA,
-        detail=fault.detail,
+        detail=told(fault.detail, MAX_DETAIL),
         grader_error=fault.kind,
     )
+
+
+def told(text: str, length: int = MAX_EXPLANATION) -> str:
+    """Return the beginning of a text of unknown origin, without halves of surrogate pairs, which no event can hold."""
+    return text[:length].encode("utf-8", "replace").decode("utf-8")
 
 
 def is_success(outcome: Outcome) -> bool:
@@ -104,6 +109,6 @@ def _reward(finding: Finding, graded: Graded, version: str) -> Reward:
         weight=finding.member.weight,
         grader_name=finding.member.type,
         grader_version=version,
-        explanation=graded.explanation[:MAX_EXPLANATION],
-        parts=graded.parts,
+        explanation=told(graded.explanation),
+        parts={told(name): value for name, value in graded.parts.items()},
     )

@@ -15,6 +15,8 @@ from trajectory.types import GraderErrorKind
 
 LONGEST_DELAY_SECONDS = 30.0
 """Between two tries: what was away is noticed to be back this soon."""
+MAX_TRIES = 1000
+"""However wrong a clock is: beyond them the log would give the event up by itself, without its reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class Patience:
             waited_seconds: since rollout.finished was told.
             rng: for jitter.
         """
-        may_wait = fault.outage and waited_seconds < self.seconds
+        may_wait = fault.outage and waited_seconds < self.seconds and tries < MAX_TRIES
         if fault.final or not (tries < self.min_tries or may_wait):
             return None
         backoff = Backoff(

@@ -5,6 +5,11 @@ from dataclasses import dataclass, field
 
 from trajectory.types import GraderErrorKind, OutcomeKind
 
+MAX_PARTS = 64
+"""Figures that one grader may tell beside its value."""
+MAX_NAME = 100
+"""Characters of the name of such a figure."""
+
 
 class GradingFaultError(Exception):
     """Grading could not be done; never a zero reward.

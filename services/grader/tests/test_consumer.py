@@ -28,7 +28,7 @@ from grader.results import GradingFaultError
 from grader.store import JudgedStore
 from servicekit.errors import HoneError, ResourceExhausted, Unavailable
 from trajectory.convert import rollout_record_to_proto
-from trajectory.types import GraderErrorKind, RolloutRecord
+from trajectory.types import GraderErrorKind, Masked, Outcome, RolloutRecord
 
 MakeRecord = Callable[..., RolloutRecord]
 ROLLOUT_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -247,6 +247,43 @@ async def test_an_environment_that_cannot_be_asked_about_is_an_infrastructure_fa
     (told,) = await _judgements(bus, make_consumer(bus, leases=leases))
     assert told.rollout_failed.failure.attributable == outcome_pb2.ATTRIBUTION_INFRA
     assert told.rollout_failed.failure.retryable
+
+
+class SayingDesk:
+    """Judges as it is told."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+    async def judge(
+        self, record: RolloutRecord, grader_json: str, origin: Origin | None = None
+    ) -> Verdict:
+        return Verdict(outcome=self.outcome, grader_version="1+a")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Masked(kind=None, reason="\ud800"), "surrogates not allowed"),
+        (Masked(kind=None, reason="a" * 1_000_000), "more than the 921600"),
+    ],
+)
+async def test_a_judgement_that_no_event_can_hold_is_told_as_a_failure(
+    make_consumer: MakeConsumer,
+    make_record: MakeRecord,
+    store: JudgedStore,
+    outcome: Outcome,
+    said: str,
+) -> None:
+    """Written and not told, it would keep the service from starting."""
+    bus = MemoryBus()
+    await bus.publish(_finished(_inline(make_record())))
+    (told,) = await _judgements(bus, make_consumer(bus, desk=SayingDesk(outcome)))
+    failure = told.rollout_failed.failure
+    assert failure.kind == outcome_pb2.FAILURE_KIND_GRADER
+    assert failure.grader_error_kind == outcome_pb2.GRADER_ERROR_KIND_INTERNAL
+    assert said in failure.detail
+    assert store.unpublished() == []
 
 
 async def test_replay_changes_nothing(

@@ -210,6 +210,48 @@ async def test_a_key_that_is_not_there_is_the_definitions_fault(
     assert endpoint.asked == []
 
 
+LONG_PAGE = b"down for maintenance" + b"." * MAX_REPLY_BYTES
+
+
+@pytest.mark.parametrize(("status", "what"), [(503, AWAY), (404, REFUSED)])
+async def test_a_refusal_with_a_long_page_is_told_by_its_status(
+    endpoint: Endpoint, make_client: MakeClient, status: int, what: tuple[object, bool, bool]
+) -> None:
+    endpoint.answers = [web.Response(status=status, body=LONG_PAGE)]
+    fault = await _fault(make_client(), Call(url=endpoint.url, payload=PAYLOAD))
+    assert _what(fault) == what
+    assert f"{status}: down for maintenance" in fault.detail
+
+
+@pytest.mark.parametrize(
+    "when",
+    ["Mon, 01 Jan 2024 00:00:00 +9999999999999999999", "Mon, 01 Jan 99999 00:00:00 GMT", "soon"],
+)
+async def test_a_retry_time_that_is_none_is_left_alone(
+    endpoint: Endpoint, make_client: MakeClient, when: str
+) -> None:
+    endpoint.answers = [web.Response(status=429, headers={"Retry-After": when})]
+    fault = await _fault(make_client(), Call(url=endpoint.url, payload=PAYLOAD, max_tries=2))
+    assert _what(fault) == AWAY
+    assert len(endpoint.asked) == 2
+
+
+async def test_a_question_carries_nothing_of_an_earlier_answer(
+    endpoint: Endpoint, make_client: MakeClient
+) -> None:
+    cookie = {"Set-Cookie": "seen=1; Domain=example.com"}
+    endpoint.answers = [web.json_response({"score": 1}, headers=cookie), {"score": 1}]
+
+    async def local(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    client = make_client("loopback", lookup=local)
+    for host in ("a.example.com", "b.example.com"):
+        url = endpoint.url.replace("127.0.0.1", host)
+        await client.call(Call(url=url, payload=PAYLOAD))
+    assert [headers.get("Cookie") for headers, _ in endpoint.asked] == [None, None]
+
+
 @pytest.mark.parametrize("again", [500, 503, 408, 429])
 async def test_a_try_that_fails_is_repeated_as_the_same_question(
     endpoint: Endpoint, make_client: MakeClient, again: int
@@ -330,6 +372,38 @@ async def test_an_endpoint_that_is_down_is_an_outage(make_client: MakeClient, sc
     assert _what(await _fault(make_client(), Call(url=url, payload=PAYLOAD))) == AWAY
 
 
+async def test_an_endpoint_that_is_back_and_refuses_holds_up_nobody(
+    endpoint: Endpoint, make_client: MakeClient
+) -> None:
+    never = asyncio.Event()
+    endpoint.answers = [never]
+    client = make_client()
+    for _ in range(3):
+        call = Call(url=endpoint.url, payload=PAYLOAD, timeout_seconds=0.05)
+        await _fault(client, call)
+    never.set()
+    endpoint.answers = [web.Response(status=404)]
+    faults = [await _fault(client, Call(url=endpoint.url, payload=PAYLOAD))]
+    both = (_fault(client, Call(url=endpoint.url, payload=PAYLOAD)) for _ in range(2))
+    faults += await asyncio.gather(*both)
+    assert [_what(fault) for fault in faults] == [REFUSED] * 3
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://graders..example.com/",
+        "grpc://graders..example.com:1",
+        f"http://{'g' * 64}.com/",
+        "http://2130706433/",
+    ],
+)
+async def test_a_host_that_is_none_is_the_definitions_fault(
+    make_client: MakeClient, url: str
+) -> None:
+    assert _what(await _fault(make_client(), Call(url=url, payload=PAYLOAD))) == WRONG
+
+
 async def test_a_name_that_is_not_known_now_is_an_outage(make_client: MakeClient) -> None:
     async def unknown(host: str, port: int) -> list[str]:
         raise OSError(f"{host} has no address")
@@ -355,6 +429,15 @@ async def test_a_name_that_is_not_known_now_is_an_outage(make_client: MakeClient
         ("public", "100.64.0.1", False),
         ("public", "224.0.0.1", False),
         ("public", "127.0.0.1", False),
+        ("public", "2606:4700::1111", True),
+        ("public", "64:ff9b::8.8.8.8", True),
+        ("public", "64:ff9b::169.254.169.254", False),
+        ("public", "64:ff9b::10.0.0.1", False),
+        ("public", "2002:a00:1::1", False),
+        ("public", "::10.0.0.1", False),
+        ("public", "fec0::1", False),
+        ("public", "::", False),
+        ("loopback", "64:ff9b::127.0.0.1", True),
         ("private", "10.0.0.1", True),
         ("private", "192.168.1.1", True),
         ("private", "fd00::1", True),
@@ -487,6 +570,11 @@ async def test_a_grpc_endpoint_gets_the_same_signed_question(
         (grpc.StatusCode.UNAUTHENTICATED, REFUSED, 1),
         (endpoint_pb2.GradeSampleResponse(score=float("nan")), UNREADABLE, 2),
         (endpoint_pb2.GradeSampleResponse(score=1, parts={"a": float("inf")}), UNREADABLE, 2),
+        (
+            endpoint_pb2.GradeSampleResponse(score=1, explanation="a" * MAX_REPLY_BYTES),
+            UNREADABLE,
+            2,
+        ),
         (grpc.StatusCode.DEADLINE_EXCEEDED, (GraderErrorKind.TIMEOUT, True, False), 1),
     ],
 )
@@ -502,6 +590,22 @@ async def test_what_a_grpc_endpoint_says_is_told_apart(
     fault = await _fault(make_client(), Call(url=url, payload=PAYLOAD, max_tries=2))
     assert _what(fault) == what
     assert len(servicer.asked) == tries
+
+
+async def test_a_grpc_answer_that_is_another_message_is_no_grade(make_client: MakeClient) -> None:
+    async def answer(request: bytes, context: Any) -> bytes:
+        # An explanation that is no UTF-8.
+        return b"\x12\x02\xff\xfe"
+
+    server = grpc.aio.server()
+    handlers = {"GradeSample": grpc.unary_unary_rpc_method_handler(answer)}
+    name = "hone.grader.v1.EndpointGraderService"
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    call = Call(url=f"grpc://127.0.0.1:{port}", payload=PAYLOAD)
+    assert _what(await _fault(make_client(), call)) == UNREADABLE
+    await server.stop(None)
 
 
 async def test_a_grpc_endpoint_that_hangs_ends_at_the_deadline(

@@ -9,11 +9,12 @@ import pytest
 
 from grader.clients.endpoints import encode
 from grader.definition import Definitions
-from grader.grading import grade
+from grader.grading import failure_of, grade
 from grader.instruments.all import Instruments
 from grader.instruments.endpoints import Call, Reply
 from grader.results import GradingFaultError
 from servicekit.errors import InvalidArgument
+from trajectory.outcome_convert import failure_to_proto, scored_to_proto
 from trajectory.types import GraderErrorKind, Masked, OutcomeKind, RolloutRecord, Scored
 
 MakeRecord = Callable[..., RolloutRecord]
@@ -59,6 +60,19 @@ async def test_the_score_is_the_endpoints(
     assert (outcome.score, outcome.kind) == (value, kind)
     (reward,) = outcome.rewards
     assert (reward.explanation, reward.parts) == ("so", {"f1": 0.25})
+
+
+async def test_what_an_endpoint_says_can_always_be_told(
+    make_record: MakeRecord, instruments: Instruments
+) -> None:
+    """JSON can hold half of a surrogate pair, an event cannot."""
+    said = Reply(value=1.0, explanation="a\ud800b", parts={"c\udfff": 1.0})
+    outcome = await _graded(Told(said), make_record(), instruments)
+    assert isinstance(outcome, Scored)
+    (reward,) = scored_to_proto(outcome).rewards
+    assert (reward.explanation, dict(reward.parts)) == ("a?b", {"c?": 1.0})
+    fault = GradingFaultError("\ud800", kind=GraderErrorKind.CODE, retryable=False, client=True)
+    assert failure_to_proto(failure_of(fault)).detail == "?"
 
 
 async def test_the_question_holds_sample_item_version_and_rollout(
@@ -160,11 +174,15 @@ async def test_a_fault_is_no_zero(make_record: MakeRecord, instruments: Instrume
         ({"url": "ftp://x"}, "url", "must begin with http://"),
         ({"url": "http://"}, "url", "and a host"),
         ({"url": "http://a:b@x/"}, "url", "must not hold a user or password"),
+        ({"url": "http://x/?max_tokens=5&api_key=b"}, "url", "nor keys in its query"),
+        ({"url": "http://a\x7fb/"}, "url", "printable ASCII"),
         ({"url": "http://x:99999/"}, "url", "is no url"),
         ({"url": "http://x/#a"}, "url", "must hold neither"),
         ({"url": "grpc://x"}, "url", "must be host:port"),
         ({"url": "grpc://x:1/path"}, "url", "must be host:port"),
         ({"url": URL, "headers": {"Authorization": "x"}}, "headers.Authorization", "a secret"),
+        ({"url": URL, "headers": {"X-Auth-Token": "x"}}, "headers.X-Auth-Token", "a secret"),
+        ({"url": URL, "headers": {"X-Bin": "x"}}, "headers.X-Bin", "which gRPC keeps for bytes"),
         ({"url": URL, "headers": {"Host": "x"}}, "headers.Host", "is set by the grader"),
         ({"url": URL, "headers": {"Webhook-Id": "x"}}, "headers.Webhook-Id", "is set by"),
         ({"url": URL, "headers": {"A b": "x"}}, "headers.A b", "must be named by"),
@@ -186,8 +204,16 @@ def test_a_wrong_definition_is_named_by_field(
     assert said in raised.value.violations[path]
 
 
-def test_a_key_in_a_definition_is_not_repeated_in_the_error() -> None:
-    text = json.dumps({"type": "endpoint", "url": URL, "secret": "c2VjcmV0LWtleQ+/="})
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {"url": URL, "secret": "c2VjcmV0LWtleQ+/="},
+        {"url": "https://team:c2VjcmV0@graders.example.com/"},
+        {"url": "https://graders.example.com/?key=c2VjcmV0"},
+    ],
+)
+def test_a_key_in_a_definition_is_not_repeated_in_the_error(definition: dict[str, str]) -> None:
+    text = json.dumps({"type": "endpoint", **definition})
     with pytest.raises(InvalidArgument) as raised:
         Definitions(package_version="1").parse(text)
     assert "c2VjcmV0" not in str(raised.value)

@@ -75,6 +75,26 @@ def prints(completions, **columns):
     print(sys.stdin.read())
     return [float(os.getpid())]
 
+def forks(completions, **columns):
+    os.fork()
+    return [float(len(completions[0]))]
+
+def leaves_a_child(completions, marker, **columns):
+    if os.fork() == 0:
+        open(marker[0], "w").write(str(os.getpid()))
+        time.sleep(600)
+    os._exit(7)
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError
+
+def unspeakable(completions, **columns):
+    raise Unspeakable
+
+def half(completions, **columns):
+    raise ValueError("no file \\udcff")
+
 NUMBER = 3
 '''
 
@@ -89,6 +109,10 @@ leaves = plugin_rewards:leaves
 dies = plugin_rewards:dies
 hangs = plugin_rewards:hangs
 prints = plugin_rewards:prints
+forks = plugin_rewards:forks
+leaves_a_child = plugin_rewards:leaves_a_child
+unspeakable = plugin_rewards:unspeakable
+half = plugin_rewards:half
 number = plugin_rewards:NUMBER
 missing = plugin_rewards:missing
 """
@@ -189,6 +213,8 @@ async def test_a_verl_function_returns_a_score_with_figures(
         ("raises", "KeyError: 'no such key'"),
         ("leaves", "SystemExit: 3"),
         ("dies", "ended its process with code 7"),
+        ("unspeakable", "Unspeakable"),
+        ("half", "ValueError: no file"),
         ("number", "TypeError: plugin_rewards:NUMBER is int, not a function"),
         ("missing", "AttributeError"),
     ],
@@ -230,6 +256,27 @@ async def test_a_function_that_hangs_is_killed_with_what_it_started(
         while not all(_gone(pid) for pid in pids):
             await asyncio.sleep(0.01)
     assert (await _score(pool, make_record(), instruments, function="later")).score == 0.25
+
+
+async def test_a_process_that_ends_leaves_nothing_behind(
+    pool: FunctionPool, make_record: MakeRecord, instruments: Instruments, tmp_path: Path
+) -> None:
+    marker = tmp_path / "pid"
+    record = make_record(item={"marker": str(marker)})
+    with pytest.raises(GradingFaultError, match="did not answer"):
+        await _outcome(pool, record, instruments, function="leaves_a_child", timeout_seconds=1)
+    async with asyncio.timeout(10):
+        while not _gone(int(marker.read_text())):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_function_that_forks_answers_once_per_question(pool: FunctionPool) -> None:
+    """The copy returns as well, and its answer would be taken for that to the next question."""
+    for length in (1, 2, 3, 4):
+        asked = FunctionCall(
+            function="forks", style="trl", arguments={"completions": [[1] * length]}
+        )
+        assert (await pool.call(asked)).value == length
 
 
 async def test_a_grading_that_is_given_up_ends_its_function(
@@ -288,6 +335,8 @@ def test_a_wrong_definition_is_named_by_field(
         ("trl", [float("nan")], "must be finite"),
         ("verl", {"acc": 1}, "a dict with score"),
         ("verl", {"score": "1"}, "must be a number"),
+        ("verl", {"score": 1, **{str(i): i for i in range(65)}}, "at most 64 figures"),
+        ("verl", {"score": 1, "a" * 101: 1}, "names of at most 100"),
         ("verl", [1], "must be a number"),
         ("verl", float("inf"), "must be finite"),
     ],
@@ -315,6 +364,7 @@ class Tensor:
         ("verl", True, 1.0),
         ("verl", None, None),
         ("verl", {"score": None}, None),
+        ("verl", {"score": 1, "count": 10**400, "share": float("nan")}, 1.0),
     ],
 )
 def test_what_functions_return_is_read(style: str, returned: Any, score: float | None) -> None:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from eventbus.jetstream.options import BusOptions
 from grader.patience import LONGEST_DELAY_SECONDS, Fault, Patience, fault_of
 from grader.results import GradingFaultError
 from servicekit.errors import HoneError, InvalidArgument, NotFound, Unavailable
@@ -56,6 +57,14 @@ def test_only_what_is_away_is_waited_for(err: Exception, final: bool, outage: bo
         assert fault.error.retryable and not fault.error.client
     if isinstance(err, HoneError):
         assert fault.error.detail == err.message
+
+
+def test_an_event_from_a_clock_that_is_days_ahead_ends_before_the_log_gives_it_up() -> None:
+    rng, tries = random.Random(1), 1
+    while PATIENCE.delay_seconds(OUTAGE, tries, -1e6, rng) is not None:
+        tries += 1
+    consumer_default, options = 5, BusOptions()
+    assert PATIENCE.min_tries < tries < consumer_default + options.spare_deliveries
 
 
 def test_a_defect_gets_its_tries_and_no_more() -> None:

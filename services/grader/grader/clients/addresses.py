@@ -45,17 +45,17 @@ class Addresses:
             OSError: the host has no address.
         """
         literal = _address(host)
-        found = [host] if literal is not None else await self._lookup(host, port)
+        try:
+            found = [host] if literal is not None else await self._lookup(host, port)
+        except UnicodeError as err:
+            raise uncallable(f"url: {host} is no host name: {err}") from err
         if literal is None and any(fnmatch(host.lower(), name) for name in self._names):
             return found
         allowed = [text for text in found if self._allows(text)]
         if not allowed:
-            raise GradingFaultError(
+            raise uncallable(
                 f"url: {host} ({', '.join(found)}) may not be called: endpoint_allow lists "
-                f"{', '.join(self._allow) or 'nothing'}; the operator adds hosts with HONE_GRADER_ENDPOINT_ALLOW",
-                kind=GraderErrorKind.DEFINITION,
-                retryable=False,
-                client=True,
+                f"{', '.join(self._allow) or 'nothing'}; the operator adds hosts with HONE_GRADER_ENDPOINT_ALLOW"
             )
         return allowed
 
@@ -89,21 +89,39 @@ def _is_private(address: Address) -> bool:
     )
 
 
+def _is_public(address: Address) -> bool:
+    site_local = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
+    return address.is_global and not (address.is_multicast or address.is_reserved or site_local)
+
+
 _WORDS: dict[str, Callable[[Address], bool]] = {
     "loopback": lambda address: address.is_loopback,
-    "public": lambda address: address.is_global and not address.is_multicast,
+    "public": _is_public,
     # Link-local addresses are in none: a cloud's metadata service must be listed to be reached.
     "private": _is_private,
 }
 
 
+_TRANSLATED = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
+"""IPv6 addresses whose last 32 bits are an IPv4 address: NAT64 (RFC 6052), IPv4-compatible (RFC 4291, 2.5.5.1)."""
+
+
 def _address(text: str) -> Address | None:
+    """Read an address; one that only carries an IPv4 address (mapped, 6to4, NAT64) is that address."""
     try:
         address = ipaddress.ip_address(text.strip("[]").partition("%")[0])
     except ValueError:
         return None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
+    if isinstance(address, ipaddress.IPv4Address) or address.is_loopback or address.is_unspecified:
+        return address
+    if any(address in network for network in _TRANSLATED):
+        return ipaddress.IPv4Address(address.packed[-4:])
+    return address.ipv4_mapped or address.sixtofour or address
+
+
+def uncallable(detail: str) -> GradingFaultError:
+    """Return the fault of a definition whose url cannot be used."""
+    return GradingFaultError(detail, kind=GraderErrorKind.DEFINITION, retryable=False, client=True)
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:

@@ -130,8 +130,10 @@ class EndpointClient:
         except TryAgain as again:
             self._outages.answered(endpoint) if again.up else self._outages.failed(endpoint)
             raise again.fault from again.__cause__
-        except BaseException:
-            self._outages.left(endpoint)
+        except BaseException as err:
+            # Who refuses is there.
+            there = isinstance(err, GradingFaultError) and err.kind is GraderErrorKind.SERVER
+            self._outages.answered(endpoint) if there else self._outages.left(endpoint)
             raise
         self._outages.answered(endpoint)
         return reply

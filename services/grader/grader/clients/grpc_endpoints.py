@@ -60,6 +60,9 @@ class GrpcTransport:
                 )
         except grpc.aio.AioRpcError as err:
             raise _failure(url, err) from err
+        # What cannot be read as the message comes as None, whatever the stub's types say.
+        if not isinstance(response, endpoint_pb2.GradeSampleResponse):
+            raise unreadable(f"{url}: the answer is no GradeSampleResponse")
         try:
             return make_reply(
                 score=response.score if response.HasField("score") else None,
@@ -91,6 +94,8 @@ def _failure(url: str, err: grpc.aio.AioRpcError) -> Exception:
     said = f"{code.name}: {(err.details() or '')[:SHOWN_CHARACTERS]}"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TimeoutError(f"{url} {said}")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in said:
+        return unreadable(f"{url}: the answer is longer than {MAX_REPLY_BYTES} bytes")
     if code in AGAIN_CODES:
         up = code is not grpc.StatusCode.UNAVAILABLE
         return TryAgain(unreachable(f"{url} answers {said}"), up=up)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from grader.clients.addresses import Addresses
+from grader.clients.addresses import Addresses, uncallable
 from grader.clients.endpoints import Message, TryAgain, refused, unreachable, unreadable
 from grader.clients.replies import MAX_REPLY_BYTES, ReplyError, read_reply
 from grader.instruments.endpoints import Reply
@@ -62,6 +62,8 @@ class HttpTransport:
             ) as response:
                 body = await _read(response, url)
                 status, retry_after = response.status, response.headers.get("Retry-After", "")
+        except aiohttp.InvalidURL as err:
+            raise uncallable(f"{url} cannot be asked: {_said(err)}") from err
         except (aiohttp.ClientError, OSError) as err:
             if isinstance(err, TimeoutError):
                 raise
@@ -71,7 +73,12 @@ class HttpTransport:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(resolver=_Resolver(self._addresses), limit=256)
-            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                auto_decompress=False,
+                # A question must not depend on what another was answered.
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
         return self._session
 
 
@@ -102,12 +109,17 @@ class _Resolver(AbstractResolver):
 
 
 async def _read(response: aiohttp.ClientResponse, url: str) -> bytes:
+    """Return the body; of a refusal as much as is shown."""
+    answers = response.status < 300
+    limit = MAX_REPLY_BYTES if answers else SHOWN_CHARACTERS
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
-        if len(body) > MAX_REPLY_BYTES:
+        if len(body) > limit:
             response.close()
-            raise unreadable(f"{url}: the answer is longer than {MAX_REPLY_BYTES} bytes")
+            if answers:
+                raise unreadable(f"{url}: the answer is longer than {limit} bytes")
+            break
     return bytes(body)
 
 
@@ -135,7 +147,7 @@ def _seconds(retry_after: str) -> float | None:
         return float(text[:9])
     try:
         when = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)

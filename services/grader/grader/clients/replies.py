@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 from grader.fields import shown
 from grader.instruments.endpoints import Reply
+from grader.results import MAX_NAME, MAX_PARTS
 
 MAX_REPLY_BYTES = 1 << 20
-MAX_PARTS = 64
-MAX_NAME = 100
 
 
 class ReplyError(ValueError):

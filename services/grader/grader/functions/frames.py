@@ -4,7 +4,7 @@ import json
 from typing import Any, BinaryIO
 
 LENGTH_BYTES = 4
-MAX_BYTES = 64 << 20
+MAX_ANSWER_BYTES = 1 << 20
 
 
 def encode(message: Any) -> bytes:

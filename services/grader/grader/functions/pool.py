@@ -16,9 +16,6 @@ from grader.instruments.functions import FunctionCall, FunctionScore
 from grader.results import GradingFaultError
 from trajectory.types import GraderErrorKind
 
-DETAIL = 500
-"""Characters of an error that are told."""
-
 
 class FunctionPool:
     """Worker processes, started when they are first needed."""
@@ -109,15 +106,14 @@ class _Worker:
         assert self._process.stdout is not None
         head = await self._process.stdout.readexactly(frames.LENGTH_BYTES)
         length = int.from_bytes(head, "big")
-        if length > frames.MAX_BYTES:
+        if length > frames.MAX_ANSWER_BYTES:
             raise EOFError(f"an answer of {length} bytes")
         return json.loads(await self._process.stdout.readexactly(length))
 
     async def kill(self) -> int:
-        """End the process and what it started; return its exit code."""
-        if self.alive:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """End the process and what it started, even if it has ended itself; return its exit code."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         return await self._process.wait()
 
 
@@ -140,5 +136,5 @@ def _fault(
     call: FunctionCall, what: str, kind: GraderErrorKind = GraderErrorKind.CODE
 ) -> GradingFaultError:
     return GradingFaultError(
-        f"reward function {call.function}: {what[:DETAIL]}", kind=kind, retryable=False, client=True
+        f"reward function {call.function}: {what}", kind=kind, retryable=False, client=True
     )

@@ -3,8 +3,11 @@
 import asyncio
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from grader.results import MAX_NAME, MAX_PARTS
 
 STYLES = ("trl", "verl")
 """trl: f(prompts, completions, completion_ids=None, **columns) -> list[float | None], for one sample at a time.
@@ -60,8 +63,13 @@ def _of_verl(result: Any) -> tuple[float | None, dict[str, float]]:
     parts = {
         str(name): float(value)
         for name, value in result.items()
-        if name != "score" and isinstance(value, int | float) and math.isfinite(value)
+        if name != "score" and isinstance(value, int | float) and abs(value) <= sys.float_info.max
     }
+    if len(parts) > MAX_PARTS or any(len(name) > MAX_NAME for name in parts):
+        raise ValueError(
+            f"must return at most {MAX_PARTS} figures with names of at most {MAX_NAME} characters, found "
+            f"{len(parts)}, the longest name of {max(map(len, parts))}"
+        )
     return None if score is None else _number("score", score), parts
 
 

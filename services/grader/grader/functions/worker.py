@@ -17,6 +17,8 @@ from grader.functions.registry import load_function
 from grader.functions.styles import call
 
 _PR_SET_PDEATHSIG = 1
+DETAIL = 500
+"""Characters of an error that are told."""
 
 
 def main() -> None:
@@ -28,11 +30,16 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
     loaded: dict[str, Callable[..., Any]] = {}
+    own = os.getpid()
     while (question := frames.read(questions)) is not None:
-        _answer(question, loaded, answers)
+        answer = _answer(question, loaded, answers)
+        if os.getpid() != own:
+            # A copy that the function forked: its answer would be taken for that to the next question.
+            os._exit(0)
+        _say(answers, answer)
 
 
-def _answer(question: Any, loaded: dict[str, Callable[..., Any]], answers: BinaryIO) -> None:
+def _answer(question: Any, loaded: dict[str, Callable[..., Any]], answers: BinaryIO) -> Any:
     name = question["function"]
     # Foreign code raises anything, SystemExit too; all of it is the answer.
     try:
@@ -41,9 +48,16 @@ def _answer(question: Any, loaded: dict[str, Callable[..., Any]], answers: Binar
         _say(answers, {"loaded": True})
         score, parts = call(loaded[name], question["style"], question["arguments"])
     except BaseException as err:
-        _say(answers, {"error": f"{type(err).__name__}: {err}", "where": _where(err)})
-        return
-    _say(answers, {"score": score, "parts": parts})
+        return {"error": _told(err), "where": _where(err)}
+    return {"score": score, "parts": parts}
+
+
+def _told(err: BaseException) -> str:
+    """Return an error for people; one that cannot even be written is its class."""
+    try:
+        return f"{type(err).__name__}: {err}"[:DETAIL]
+    except Exception:  # Its own method raises whatever it likes.
+        return type(err).__name__
 
 
 def _where(err: BaseException) -> str:

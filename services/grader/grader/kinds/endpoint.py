@@ -18,7 +18,7 @@ not sent and scores 0.
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from grader.fields import Fields, shown
 from grader.instruments.all import Instruments
@@ -37,13 +37,31 @@ from grader.templates import (
 from trajectory.types import OutcomeKind
 
 SCHEMES = ("http", "https", "grpc", "grpcs")
-_CARRIES_SECRETS = ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key")
+_SECRETS = frozenset(
+    [
+        "apikey",
+        "auth",
+        "authorization",
+        "cookie",
+        "credential",
+        "credentials",
+        "key",
+        "passwd",
+        "password",
+        "secret",
+        "sig",
+        "signature",
+        "token",
+    ]
+)
+"""Words in the name of a header or of a query's field that say what it carries."""
 _TAKEN = (
     "accept-encoding",
     "connection",
     "content-encoding",
     "content-length",
     "content-type",
+    "expect",
     "host",
     "te",
     "traceparent",
@@ -134,13 +152,17 @@ def _url(fields: Fields) -> str:
     except ValueError as err:
         fields.problems.add(fields.at("url"), f"{shown(url)} is no url: {err}")
         return url
+    asked = parse_qsl(parts.query, keep_blank_values=True)
+    if parts.username is not None or any(_carries_secret(name) for name, _ in asked):
+        # Not shown.
+        wrong = "must not hold a user or password, nor keys in its query"
+        fields.problems.add(fields.at("url"), f"{wrong}; use secret, the name of a key file")
+        return url
     wrong = ""
     if parts.scheme not in SCHEMES or not parts.hostname:
         wrong = f"must begin with {', '.join(f'{scheme}://' for scheme in SCHEMES)} and a host"
-    elif parts.username is not None or parts.password is not None:
-        wrong = "must not hold a user or password; use secret, the name of a key file"
-    elif parts.fragment or not url.isascii() or any(c.isspace() for c in url):
-        wrong = "must hold neither a fragment (#), spaces nor letters beyond ASCII"
+    elif parts.fragment or not url.isascii() or not url.isprintable() or " " in url:
+        wrong = "must hold neither a fragment (#), spaces nor characters beyond printable ASCII"
     elif parts.scheme.startswith("grpc") and (port is None or parts.path.strip("/") or parts.query):
         wrong = (
             "must be host:port alone after grpc://, for example grpc://graders.example.com:50051"
@@ -159,16 +181,22 @@ def _headers(fields: Fields) -> Mapping[str, str]:
         value = child.text(name)
         if not name.replace("-", "").isalnum() or not name.isascii():
             child.problems.add(child.at(name), "must be named by letters, digits and -")
-        elif name.lower() in _CARRIES_SECRETS:
+        elif _carries_secret(name):
             child.problems.add(
                 child.at(name), "carries a secret, and definitions are stored; use secret to sign"
             )
         elif name.lower() in _TAKEN or name.lower().startswith("grpc-"):
             child.problems.add(child.at(name), "is set by the grader itself")
+        elif name.lower().endswith("-bin"):
+            child.problems.add(child.at(name), "must not end with -bin, which gRPC keeps for bytes")
         elif not value.isascii() or not value.isprintable():
             child.problems.add(child.at(name), f"must be printable ASCII, found {shown(value)}")
         headers[name] = value
     return headers
+
+
+def _carries_secret(name: str) -> bool:
+    return not _SECRETS.isdisjoint(name.lower().replace("_", "-").split("-"))
 
 
 def _secret(fields: Fields) -> str:

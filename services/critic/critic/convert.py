@@ -1,6 +1,7 @@
 """Messages of the critic to and from domain types."""
 
 import math
+import re
 
 from hone.common.v1 import message_pb2
 from hone.critic.v1 import critic_pb2 as pb
@@ -115,12 +116,11 @@ def _label_kind(kind: pb.LabelKind) -> LabelKind:
         raise _wrong("label.labels", f"found {len(labels)}, 2 to {MAX_LABELS} are right")
     if not all(label.strip() and len(label) <= 200 and "\n" not in label for label in labels):
         raise _wrong("label.labels", "each is right as one line of 1 to 200 characters")
-    folded = ["".join(label.casefold().split()) for label in labels]
-    twice = next(
-        (label for label in labels if folded.count("".join(label.casefold().split())) > 1), ""
-    )
+    folded = [re.sub(r"[\s_-]", "", label.casefold()) or label for label in labels]
+    twice = [label for label, fold in zip(labels, folded, strict=True) if folded.count(fold) > 1]
     if twice:
-        raise _wrong("label.labels", f"found {twice!r} more than once but for case and spaces")
+        text = f"found {twice[0]!r} and {twice[1]!r}, which differ in no more than case, spaces, hyphens or underscores"
+        raise _wrong("label.labels", text)
     return LabelKind(labels=labels)
 
 

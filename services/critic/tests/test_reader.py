@@ -54,6 +54,6 @@ def test_reasoning_is_thinking_then_what_stood_before_the_verdict() -> None:
     ids=lambda text: repr(text[:12]),
 )
 def test_hostile_text_has_no_verdict_and_takes_no_time(found: Found, text: str, kind: Kind) -> None:
-    begun = time.perf_counter()
+    begun = time.thread_time()
     assert found(text, kind) is None
-    assert time.perf_counter() - begun < 1.0
+    assert time.thread_time() - begun < 1.0

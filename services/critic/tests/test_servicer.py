@@ -193,6 +193,8 @@ IMAGE = message_pb2.ContentPart(image=message_pb2.ImagePart(uri="http://x/y.png"
         ({"score": None, "label": pb.LabelKind(labels=["one"])}, "label.labels"),
         ({"score": None, "label": pb.LabelKind(labels=["a", ""])}, "label.labels"),
         ({"score": None, "label": pb.LabelKind(labels=["Good", "good"])}, "label.labels"),
+        ({"score": None, "label": pb.LabelKind(labels=["so so", "so-so"])}, "label.labels"),
+        ({"score": None, "label": pb.LabelKind(labels=["not_ok", "no", "Not OK"])}, "label.labels"),
         ({"sampling": pb.JudgeSampling(temperature=-1)}, "sampling.temperature"),
         ({"sampling": pb.JudgeSampling(temperature=float("inf"))}, "sampling.temperature"),
         ({"sampling": pb.JudgeSampling(max_tokens=-1)}, "sampling.max_tokens"),

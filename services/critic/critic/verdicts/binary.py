@@ -26,11 +26,15 @@ _NO = (
 )
 _NOT = r"(?:(?:is|was|does|did|do|has)(?:n't| not)|it(?:'s| is) not|not)\s+"
 _FULLY = r"(?:(?:fully|completely|entirely|absolutely|definitely|totally|clearly|indeed|perfectly|factually)\s+)?"
+_MARKS = "\u2713\u2714\u2705\u2717\u2718\u274c"
 _END = (
     r"(?=[*_`~\"'\u201d\u2019)\]}\u300d]*\s*"
-    r"(?:$|\n|[.,;:!(<\u2014\u2013\u3002\uff0c\uff1b\uff08]|-\s|(?:because|since|as)\b))"
+    rf"(?:$|\n|[.,;!(<\u2014\u2013\u3002\uff0c\uff1b\uff08{_MARKS}]|-\s|(?:because|since|as)\b"
+    r"|:(?!\s*[*_`\"']{0,2}(?:\d|(?:yes|no|true|false|none|null|all|n/a)\b))))"
 )
 _WORD = re.compile(rf"(?i:(?:(?P<not>{_NOT})|{_FULLY})(?:(?P<yes>{_YES})|(?P<no>{_NO})){_END})")
+_MARKED = re.compile(rf"[{_MARKS}]\s*[*_]{{0,3}}(?=[A-Za-z])")
+"""A mark before a word that says the same."""
 _PRONOUN = re.compile(r"(?i:(?:(?P<yes>yes)|no)\s+(?:it|this|that|they|he|she|the)\b)")
 _HEDGE = re.compile(
     r"(?i:(?:it is |it's )?(?:partial(?:ly)?|partly|mostly|somewhat|nearly|almost|largely|mixed|maybe|perhaps|unsure|"
@@ -39,16 +43,21 @@ _HEDGE = re.compile(
     r"\u90e8\u5206|\u4e0d\u786e\u5b9a))"
 )
 _BUT = re.compile(
-    r"(?i:[*_`~\"')\]]*[\s.,;:\u2014\u2013-]*(?:but\b|partial|partly|mostly|and no\b|or\b|/))"
+    r"(?i:[*_`~\"')\]]*[\s.,;:\u2014\u2013-]*"
+    r"(?:but\b|(?:al)?though\b|except\b|if\b|partial|partly|mostly|and no\b|or\b|/))"
 )
 _SUBJECT = (
     r"(?:answer|response|solution|submission|result|output|statement|claim|assistant|it|this|that)"
 )
+_NOUN = r"(?:answer|response|solution|submission|result|output|statement|claim|assistant)"
 _CLOSING = re.compile(
     r"(?i:(?:therefore|thus|so|hence|overall|in conclusion|in summary|finally|as a result)?,?\s*"
-    rf"(?:(?:the|this|that|its|their|my)\s+)?(?:(?!reference|expected|gold|ground|correct)[\w'\u2019]+\s+){{0,3}}?{_SUBJECT}"
-    r"\s+(?P<rest>(?:is|was)\s+.{1,80}))",
+    r"(?:I (?:think|believe|conclude|find|judge)(?: that)?\s+)?"
+    r"(?:it|this|that|(?:(?:the|this|that|its|their|my)\s+)?"
+    rf"(?:(?!reference|expected|gold|ground|correct|(?:the|that|this|if|whether)\b)[\w'\u2019]+\s+){{0,3}}?{_NOUN})"
+    r"\s+(?P<rest>(?:is|was)(?:n't|n\u2019t)?\s+.{1,80}))",
 )
+_SENTENCE = re.compile(r"(?i:the|this|that|it|its|their|my)\s")
 _CLAIM = re.compile(
     rf"(?i:\b{_SUBJECT}\s+is\s+{_FULLY}(?:(?P<yes>correct|right)|(?P<no>incorrect|wrong|not correct))\b)"
 )
@@ -57,7 +66,7 @@ _LABELS = re.compile(
     + label_pattern(
         r"verdict|judge?ment|decision|conclusion|ruling|\u5224\u65ad|\u7ed3\u8bba|\u5224\u5b9a",
         r"answer|result|assessment|evaluation|grade|label|outcome|correct|is (?:it )?correct|passed|pass|correctness|"
-        r"\u7ed3\u679c|\u662f\u5426\u6b63\u786e",
+        r"pass\s?/\s?fail|yes\s?/\s?no|true\s?/\s?false|correct\s?/\s?incorrect|\u7ed3\u679c|\u662f\u5426\u6b63\u786e",
         links=r"is|was|would be|\u662f|\u4e3a",
     )
     + ")"
@@ -89,11 +98,15 @@ class BinaryGrammar:
     def statement(self, rest: str) -> bool | None:
         """Read a word at the start that ends there."""
         text = opened(rest)
+        marked = _MARKED.match(text)
+        text = text[marked.end() :] if marked else text
         if _HEDGE.match(text):
             raise UnclearError(f"found {text[:60]!r}, neither yes nor no")
         match = _WORD.match(text) or _PRONOUN.match(text)
         if match is None:
-            return None
+            if not _SENTENCE.match(text):
+                return None
+            return self._of_sentence(re.split(r"(?<=[.!?])\s|\n", text, maxsplit=1)[0])
         yes = match["yes"] is not None
         if yes and _BUT.match(text, match.end()):
             raise UnclearError(f"found {text[:60]!r}, neither yes nor no")
@@ -110,12 +123,9 @@ class BinaryGrammar:
             value = self.statement(last)
             if value is not None:
                 return value
-        sentence = _CLOSING.fullmatch(last_sentence(body))
-        if sentence:
-            said = re.sub(r"^(?i:is|was)\s+", "", sentence["rest"])
-            value = self.statement(said)
-            if value is not None:
-                return value
+        value = self._of_sentence(last_sentence(body))
+        if value is not None:
+            return value
         said = last_sentence(body)
         if said != plain(first) and len(said.split()) <= 2:
             value = self.statement(said)
@@ -124,6 +134,13 @@ class BinaryGrammar:
         if re.match(r"(?i:right\b)", opened(first)) and plain(first).casefold() != "right":
             return None
         return self.exact(first) if first == body.strip() else self.statement(first)
+
+    def _of_sentence(self, said: str) -> bool | None:
+        """Read a sentence that calls the answer right or wrong, as a whole."""
+        sentence = _CLOSING.fullmatch(said)
+        return (
+            self.statement(re.sub(r"^(?i:is|was)\s+", "", sentence["rest"])) if sentence else None
+        )
 
     def claims(self, body: str) -> frozenset[object]:
         """Return whether the answer is called right or wrong in so many words."""

@@ -28,6 +28,27 @@ _LIST_MARK = re.compile(r"[\s>#*|\u2022-]*(?:\d{1,3}[.)]\s*)?[\s*]*")
 _STOP = re.compile(r"[.;:!?,()\u3002\uff0c\uff1b\uff1a]")
 _WEAK = words("answer result")
 """Names that a judge also quotes from what it judges; unreadable, they say nothing."""
+_FOREIGN = words(
+    "max maximum min minimum possible highest lowest passing threshold target previous prior earlier initial baseline "
+    "reference reviewer reviewers expected gold golden truth student students human original"
+)
+"""Words before a label that make the verdict another's, or none."""
+_SUPPOSED = re.compile(
+    r"(?:\b(?:not|never|cannot|no|if|perfect|full|to (?:get|earn|reach|achieve|deserve|receive|merit|have))\b|n't\b"
+    r"|\bfor an?\s*$)",
+    re.I,
+)
+"""Before a score that is only spoken of: to get a score of 9, not a score of 9."""
+_DISMISSED = re.compile(
+    r"\W*[\d./]+\W*\s(?:is|was|seems|feels|looks|would|could|will)\b[^.\n]*?(?:\b(?:not|never|too|un\w+)\b|n't\b)",
+    re.I,
+)
+"""After one: a score of 9 is too generous."""
+_ASSIGNED = re.compile(r"\s*[^\s(]{1,24}(?:\s*/\s*\S{1,8})?(?:\W*$|\s*[(.,;])")
+"""What stands after = in a statement, and not in a program: a value with nothing but its scale."""
+_QUOTES = ('"', "\u201c", "\u2018", "`", "'")
+_KEY = re.compile(r"[\"'`\u201d\u2019]")
+"""A quotation mark right after a label: "score": 8."""
 _FINAL = words("final finally overall total combined \u6700\u7ec8")
 _FILLER = words(
     "my the a an this that so therefore thus hence i is and as in conclusion judge judges your s it would be "
@@ -53,6 +74,8 @@ class Candidate(Generic[V]):
     """Of an object that has a field for it."""
     rank: int = 0
     """Of a statement: 3 says that it is final, 2 is plain, 1 is loose, 0 is about one criterion."""
+    loose: bool = False
+    """Of a statement: its label is followed by a word ("the score is 8"), as prose on other verdicts may be."""
 
 
 def structured(body: str, grammar: Grammar[V]) -> list[Candidate[V]]:
@@ -142,17 +165,46 @@ def _enclosed(body: str, grammar: Grammar[V], pattern: re.Pattern[str]) -> Itera
         if value is None and not unclear:
             continue
         before, after = body[max(0, match.start() - 48) : match.start()], body[match.end() :][:60]
-        if not (_EXAMPLE.search(before) or _CONDITION.match(after)):
+        if not (_EXAMPLE.search(before) or _CONDITION.match(after) or _quoted(body, match.start())):
             found.append((match, value, unclear))
     listed = set()
     for (one, first, _), (other, second, _) in pairwise(found):
         between = body[one.end() : other.start()]
         if first != second and len(between) < 16 and _LISTED.fullmatch(between):
             listed |= {one.start(), other.start()}
+    standing = [value for match, value, _ in found if _alone(body, match)]
+    if found and standing and not _alone(body, found[-1][0]) and found[-1][1] != standing[-1]:
+        listed.add(found[-1][0].start())
     for match, value, unclear in found:
         if match.start() in listed:
             value, unclear = None, f"found a list of verdicts at {match[0]!r}"
         yield Candidate(start=match.start(), end=match.end(), value=value, unclear=unclear)
+
+
+def _line_before(body: str, at: int) -> str:
+    """Return what stands before a place on its line, at most 80 characters of it."""
+    begin = max(0, at - 80)
+    return _LIST_MARK.sub("", body[max(begin, body.rfind("\n", begin, at) + 1) : at], count=1)
+
+
+def _quoted(body: str, at: int) -> bool:
+    """Whether a place is in a quotation within a sentence: what a judge says that another says."""
+    line = _line_before(body, at)
+    if line.endswith(_QUOTES):
+        before = line[:-1]
+    elif line.count('"') % 2:
+        before = line[: line.rindex('"')]
+    elif line.count("\u201c") > line.count("\u201d"):
+        before = line[: line.rindex("\u201c")]
+    else:
+        return False
+    return re.search(r"\w", before) is not None
+
+
+def _alone(body: str, match: re.Match[str]) -> bool:
+    """Whether a match has its line for itself."""
+    after = body[match.end() : match.end() + 80].partition("\n")[0]
+    return not re.search(r"\w", _line_before(body, match.start()) + after)
 
 
 def _finals(body: str, grammar: Grammar[V]) -> Iterator[Candidate[V]]:
@@ -165,7 +217,12 @@ def _statements(body: str, grammar: Grammar[V]) -> Iterator[Candidate[V]]:
         line = rest.lstrip()
         crossed = "\n" in rest[: len(rest) - len(line)]
         before = body[max(0, match.start() - 48) : match.start()]
-        if _EXAMPLE.search(before) or (crossed and _ITEM.match(line)):
+        if (
+            _EXAMPLE.search(before)
+            or (crossed and _ITEM.match(line))
+            or (not _KEY.search(match[0]) and _quoted(body, match.start()))
+            or _of_another(body, match)
+        ):
             continue
         unclear = ""
         if match["note"] and " " not in line.strip():
@@ -184,20 +241,33 @@ def _statements(body: str, grammar: Grammar[V]) -> Iterator[Candidate[V]]:
             value=value,
             unclear=unclear,
             rank=_rank(body, match),
+            loose=match["sep"].strip()[:1].isalpha(),
         )
+
+
+def _of_another(body: str, match: re.Match[str]) -> bool:
+    """Whether a statement is of another (reference answer: yes), of a limit (max score: 10), code, or a supposition."""
+    separator = match["sep"].strip()
+    clause = _STOP.split(_line_before(body, match.start()))[-1]
+    words = [word.casefold() for word in re.findall(r"[^\W\d_]+", clause)]
+    if separator == "=" and not (_ASSIGNED.match(match["rest"]) and {*words} <= _FILLER | _FINAL):
+        return True
+    if separator == "of" and (_SUPPOSED.search(clause) or _DISMISSED.match(match["rest"])):
+        return True
+    foreign = _FOREIGN | {"correct"} if match[0].casefold().startswith("answer") else _FOREIGN
+    return bool(foreign & {*words[-2:]})
 
 
 def _rank(body: str, match: re.Match[str]) -> int:
     """Say how much weight a statement has, by the words before its label on the same line."""
     separator = match["sep"].strip()
-    line = body[max(body.rfind("\n", 0, match.start()) + 1, match.start() - 80) : match.start()]
-    line = _LIST_MARK.sub("", line, count=1)
+    line = _line_before(body, match.start())
     before = _STOP.split(line)[-1]
     words = [word.casefold() for word in re.findall(r"[^\W\d_]+", before)]
     colon = not separator[:1].isalpha()
     if colon and (_FINAL & set(words[-2:]) or before.endswith("\u6700\u7ec8")):
         return 3
-    if separator.startswith("of"):
+    if separator.startswith(("of", "would", "should")):
         return 1
     if colon and before == line and 0 < len([w for w in words if w not in _FILLER]) <= 4:
         return 0

@@ -68,7 +68,7 @@ def label_pattern(labels: str, colon_labels: str = "", *, links: str) -> str:
     note = r"(?:[ \t]?(?P<note>[(\[][^()\[\]\n]{1,30}[)\]]))?"
     of_what = r"(?:[ \t](?:of|for) (?:this|the|my)(?: \w{1,20}){1,3})?"
     colon = r"[:\uff1a=|]|[-\u2013=]{1,2}>|\u2192|(?<=[ \t])[-\u2013\u2014](?=[ \t])"
-    link = rf"(?(loose)(?:{links})(?![A-Za-z])[ \t]?:?|(?!))"
+    link = rf"(?(loose)(?:{links})(?:(?<=[^\x00-\x7f])|(?![A-Za-z]))[ \t]?:?|(?!))"
     only = rf"|(?:{colon_labels})" if colon_labels else ""
     label = rf"(?:(?P<loose>{labels}){only})(?![A-Za-z]){note}{of_what}"
     return rf"(?<![A-Za-z0-9]){label}{mark}(?P<sep>{colon}|{link})(?=(?P<rest>\s{{0,6}}[^\n]{{0,200}}))"

@@ -18,9 +18,13 @@ from critic.verdicts.grammar import (
 )
 
 _END = re.compile(
-    r"[*_`~\"'\u201d\u2019)\]}\u300d]*\s*(?:$|\n|[.,;:!(<\u2014\u2013\u3002\uff0c\uff1b\uff08]|-\s|(?:because|since|as)\b)"
+    r"[*_`~\"'\u201d\u2019)\]}\u300d]*\s*(?:$|\n|,(?!\s*\d)|[.:](?!\d)|[;!(<\u2014\u2013\u3002\uff0c\uff1b\uff08]|-\s|(?:because|since|as)\b)"
 )
-_MORE = re.compile(r"[*_`~\"'\u201d\u2019)\]]*\s*(?:[,/|;&]|\bor\b|\band\b)\s*(?:or\b|and\b)?\s*")
+_MORE = re.compile(
+    r"[*_`~\"'\u201d\u2019)\]]*\s*(?:[,:/|;&\u2014\u2013-]|\bor\b|\band\b)\s*(?:or\b|and\b)?\s*"
+)
+_ITEM = re.compile(r"\d{1,3}[.)]\s")
+"""An item of a list, and no label that is a number."""
 _LABELS = re.compile(
     "(?i:"
     + label_pattern(
@@ -54,7 +58,7 @@ class LabelGrammar:
     def exact(self, value: object, *, bracketed: bool = False) -> str | None:
         """Read a label, or a text that begins with one."""
         if isinstance(value, bool | int | float):
-            value = str(value).lower() if isinstance(value, bool) else f"{value}"
+            value = str(value).lower() if isinstance(value, bool) else f"{value:g}"
         if not isinstance(value, str):
             return None
         return self._whole(value) or self.statement(value)
@@ -66,9 +70,7 @@ class LabelGrammar:
             match = pattern.match(text)
             if match and _END.match(text, match.end()):
                 more = _MORE.match(text, match.end())
-                if more and any(
-                    p.match(text, more.end()) for name, p in self._patterns if name != label
-                ):
+                if more and self._another(label, text[more.end() :]):
                     raise UnclearError(f"found a list of labels: {text[:60]!r}")
                 return label
         return None
@@ -76,16 +78,19 @@ class LabelGrammar:
     def closing(self, body: str) -> str | None:
         """Read a last line that is a label, a first line that is one or begins with one."""
         first = first_line(body)
-        return (
-            self._whole(last_line(body))
-            or self._whole(last_sentence(body))
-            or self._whole(first)
-            or self.statement(first)
+        alone = (
+            self._whole(last_line(body)) or self._whole(last_sentence(body)) or self._whole(first)
         )
+        return alone if alone or _ITEM.match(first) else self.statement(first)
 
     def claims(self, body: str) -> frozenset[object]:
         """Return nothing: what prose says for a label is not told by rule."""
         return frozenset()
+
+    def _another(self, label: str, text: str) -> bool:
+        """Whether a text begins with another of the labels."""
+        matches = (p.match(text) for name, p in self._patterns if name != label)
+        return any(match and not text[match.end() :][:1].isalnum() for match in matches)
 
     def _whole(self, text: str) -> str | None:
         said = text.lstrip("#>- ")

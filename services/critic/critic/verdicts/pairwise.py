@@ -55,6 +55,11 @@ _OTHERS = re.compile(
     rf"[*_`~\"'\u201d\u2019)\]]*\s*(?:[,;/|&]\s*)?(?:\(?(?:or|and)\b,?\s*)?{_NOUN}(?:[AB]|(?i:tie))(?![A-Za-z'])"
     r"(?=\W*(?:$|\n|or\b|and\b))|\s*[,;/|&]\s*[AB]\s*[,;/|&]"
 )
+_SPLIT = re.compile(
+    rf"{_NOUN}[AB] (?:is|was) {_ADVERBS}{_BETTER} (?:at|in|on|for|with|regarding)\b[^.\n]{{0,80}}?"
+    rf"\b(?:but|while|whereas|and)\s+{_NOUN}[AB](?![A-Za-z'])"
+)
+"""Each is better at something."""
 _CLOSINGS = (
     re.compile(
         r"(?i:(?:therefore|thus|so|hence|overall|ultimately|finally|in conclusion|in summary|on balance)?,?\s*)"
@@ -63,7 +68,8 @@ _CLOSINGS = (
     ),
     re.compile(
         r"(?i:(?:therefore|thus|so|hence|overall|ultimately|finally|in conclusion|in summary)?,?\s*"
-        rf"I (?:would |will |do )?(?:choose|prefer|pick|select|vote for|favou?r|go with) ){_NOUN}([AB])"
+        r"I (?:would |will |do |slightly |strongly |clearly )?"
+        rf"(?:choose|prefer|pick|select|vote for|favou?r|go with) ){_NOUN}([AB])"
         r"(?: overall)?(?:,? (?:because|since|as)\b.*)?[.!]*"
     ),
 )
@@ -85,7 +91,7 @@ _LABELS = re.compile(
         r"candidate|solution|summary)|(?:\u5224\u65ad|\u5224\u51b3|\u88c1\u51b3|\u8bc4\u5224)(?:\u7ed3\u679c)?|\u7ed3\u8bba|"
         r"\u80dc\u8005|\u83b7\u80dc\u8005|\u8d62\u5bb6|\u9009\u62e9|"
         r"\u66f4\u597d\u7684(?:\u56de\u7b54|\u7b54\u6848)?|\u4f18\u80dc\u8005",
-        r"answer|result|better|best|preferred",
+        r"answer|result|better|best|preferred|overall",
         links=r"is|was|goes to|would be|must be|should be|has to be|\u662f|\u4e3a",
     )
     + ")"
@@ -119,7 +125,9 @@ class PairwiseGrammar:
 
     def statement(self, rest: str) -> Winner | None:
         """Read A or B as a name (not the article), an order such as A > B, or a tie."""
-        text = opened(rest)
+        text = re.sub(r"^(?i:clearly|definitely|obviously|ultimately|overall),? ", "", opened(rest))
+        if _SPLIT.match(text):
+            raise UnclearError(f"found {text[:60]!r}, and one verdict was asked for")
         if _NEITHER.match(text):
             raise UnclearError(f"found {text[:60]!r}, and one verdict was asked for")
         order = _ORDER.match(text)

@@ -6,6 +6,7 @@ is meant as a verdict and cannot be read as one (out of range, "partially correc
 counts.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Generic
 
@@ -13,6 +14,13 @@ from critic.verdicts.candidates import Candidate, boxed, statements, structured
 from critic.verdicts.grammar import Grammar, UnclearError, V
 from critic.verdicts.thinking import split_thinking
 
+_CODE = re.compile(
+    r"^[ \t]*```[ \t]*(?:python|py|javascript|js|typescript|ts|java|c|cpp|c\+\+|cs|csharp|go|rust|ruby|php|sql|r|bash"
+    r"|sh|shell|html|css)[ \t]*\n.*?(?:^[ \t]*```|\Z)",
+    re.I | re.M | re.S,
+)
+"""A program that is quoted; other fences may hold the verdict."""
+_OBJECT = re.compile(r"(?:```\w*\s*)?\{")
 MAX_BODY = 65_536
 """Characters of a judge's text, its thinking aside; a longer one is no reply to a question."""
 
@@ -43,10 +51,12 @@ def read(text: str, grammar: Grammar[V]) -> Reading[V]:
         raise UnreadableError("found only thinking" if split.thinking else "found an empty reply")
     if len(body) > MAX_BODY:
         raise UnreadableError(f"found {len(body)} characters, at most {MAX_BODY} are read")
-    chosen = _chosen(body, grammar)
+    # As long as the body, so that places in one are places in the other.
+    prose = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), body)
+    chosen = _chosen(prose, grammar)
     if chosen.value is None:
         raise UnreadableError(chosen.unclear)
-    claims = grammar.claims(body)
+    claims = grammar.claims(prose)
     before = chosen.reasoning or body[: chosen.start].strip()
     return Reading(
         verdict=chosen.value,
@@ -65,6 +75,8 @@ def _chosen(body: str, grammar: Grammar[V]) -> Candidate[V]:
     boxes = boxed(body, grammar)
     if boxes:
         return boxes[-1]
+    if _OBJECT.match(body):
+        raise UnreadableError("found an object without a verdict")
     try:
         value = grammar.closing(body)
     except UnclearError as err:
@@ -80,4 +92,7 @@ def _weightiest(said: list[Candidate[V]]) -> Candidate[V]:
     best = [candidate for candidate in said if candidate.rank == top]
     if top == 0 and any(candidate.value != best[0].value for candidate in best):
         raise UnreadableError("found verdicts on single criteria, none on the whole")
+    firm = [candidate for candidate in best if not candidate.loose]
+    if firm and best[-1].loose and best[-1].value != firm[-1].value:
+        raise UnreadableError("found a verdict, and prose after it that names another")
     return best[-1]

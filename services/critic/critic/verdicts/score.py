@@ -26,9 +26,16 @@ _NO_NUMBER = re.compile(
     r"(?i:[-+]?(?:nan|inf(?:inity)?|null|none|n/?a|unknown|undefined|not applicable|unclear|cannot|can't|unable)\b)"
 )
 _RUNS_ON = re.compile(
-    r"[,.]?[0-9]|[^\s*_`~\"'\u201d\u2019)\]}>.,;:!?/|(\u300d\u3002\uff0c\uff1b\uff01\uff08<\u2014\u2013\u00b1%\\$\u5206-]"
+    r"\.{2,}\s*[0-9]|[,.]?[0-9]|[^\s*_`~\"'\u201d\u2019)\]}>.,;:!?/|(\u300d\u3002\uff0c\uff1b\uff01\uff08<\u2014\u2013\u00b1%\\$\u5206-]"
 )
 _UNIT = re.compile(r"(?i:\s?(?:points?|pts|stars?|marks?|\u5206)(?![A-Za-z]))")
+_PAIR = re.compile(rf"[\s*_`]*[\[(]\s*{_NUM}\s*[,;]\s*{_NUM}\s*[\])]")
+_COUNTED = re.compile(
+    r"[*_`]{0,3}[ \t]+(?!(?:and|as|based|because|but|considering|despite|due|for|from|given|if|in|is|may|might|on|or"
+    r"|out|overall|reflecting|since|so|though|although|to|which|while|with|would|could|requires?|means|of|scale|range|between)\b)"
+    r"[a-z]{2,}"
+)
+"""What is counted, and no score: 3 errors."""
 _MARKUP = re.compile(r"[*_`~\"'\u201d\u2019)\]}$]*\s*")
 _RANGE = re.compile(r"(?i:(?:-|\u2013|\u2014|~|\u00b1|\+/-|to|or|and)\s*[-+]?\.?[0-9])")
 _HYPOTHESIS = re.compile(
@@ -41,7 +48,7 @@ _SCALE = re.compile(
 )
 _FULL_MARKS = re.compile(rf"[^\n0-9]{{0,6}}\u6ee1\u5206[^\n0-9]{{0,3}}({_NUM})")
 _RATED = re.compile(
-    r"(?i:\b(?:rate|give|score|assign|award|grade|deserves?|earns?|gets?)\w{0,2}\b[^.\n0-9]{0,60}?)"
+    r"(?i:\b(?:rate|give|score|assign|award|grade|deserves?|earns?|gets?)\w{0,2}\b(?!:)[^.\n0-9\"\u201c]{0,60}?)"
     rf"(?P<rest>{_NUM}\s*(?i:/|out of)\s*{_NUM}.{{0,40}})"
 )
 _GIVEN = re.compile(
@@ -60,8 +67,8 @@ _LABELS = re.compile(
     "(?i:"
     + label_pattern(
         r"score|rating|reward|grade|\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u603b\u5206|\u6253\u5206",
-        r"marks?|verdict|result|overall",
-        links=r"is|was|of|would be|to|\u662f|\u4e3a",
+        r"marks?|verdict|result|overall|total",
+        links=r"is|was|of|(?:would|should) be|to|\u662f|\u4e3a",
     )
     + ")"
 )
@@ -81,7 +88,7 @@ class ScoreGrammar:
     """A finite number from low to high; without a range, within the scale that the judge states."""
 
     keys = words(
-        "score rating reward grade mark points value result score_value numeric_score "
+        "score rating reward grade mark points value result score_value numeric_score overall total "
         "\u8bc4\u5206 \u5f97\u5206 \u5206\u6570"
     )
     labels = _LABELS
@@ -103,6 +110,8 @@ class ScoreGrammar:
 
     def statement(self, rest: str) -> float | None:
         """Read a number at the start that ends there, with a scale after it if there is one."""
+        if _PAIR.match(rest):
+            raise UnclearError(f"found {rest[:40]!r}, and one number was asked for")
         text = opened(rest)
         text = opened(text[_matched(_ABOUT, text) :])
         if _NO_NUMBER.match(text):
@@ -162,6 +171,8 @@ def _with_scale(value: float, text: str, end: int) -> _Stated | None:
         after = after[unit.end() :]
     elif _RUNS_ON.match(after):
         raise UnclearError(f"found {text[:40]!r}, which is no plain number")
+    elif _COUNTED.match(after):
+        raise UnclearError(f"found {text[:40]!r}, which is no score")
     percent = after.startswith(("%", "\\%"))
     after = after.removeprefix("\\").removeprefix("%") if percent else after
     after = after[_matched(_MARKUP, after) :]

@@ -4,7 +4,9 @@ import re
 from dataclasses import dataclass
 
 _TAG = re.compile(r"<(/?)(think|thinking|thought|thoughts|reasoning|analysis|scratchpad)>", re.I)
-_INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\x00-\x08\x0b\x0c\x0e-\x1f]")
+_INVISIBLE = re.compile(
+    "[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe0e\ufe0f\ufeff\x00-\x08\x0b\x0c\x0e-\x1f]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

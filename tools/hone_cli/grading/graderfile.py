@@ -99,6 +99,11 @@ def read_grader_file(path: Path) -> GraderFile:
         if grader is None:
             raise CliError(f"{path}: grader: missing; expected a grader definition", USAGE)
         return grader_of(json.dumps(grader), str(path))
+    if path.suffix == ".jsonl":
+        raise CliError(
+            f"{path}: found a data file, expected a definition; GRADER.json comes before FILE.jsonl",
+            USAGE,
+        )
     try:
         # Some editors write a byte order mark.
         text = path.read_text(encoding="utf-8-sig")

@@ -237,7 +237,8 @@ def test_single_task_has_no_interval(files: Any) -> None:
         (["grade", "g.json", "f.jsonl", "--hacking"], "give --run RUN_ID"),
         (["grade", "g.json", "f.jsonl", "--validate", "--lint"], "--validate goes with"),
         (["grade", "--run", "r", "--phase", "training"], "found 'training', expected one of"),
-        (["grade", "none.json", "f.jsonl"], "cannot read none.json"),
+        (["grade", "none.json", "f.jsonl"], "cannot read none.json: No such file"),
+        (["grade", "f.jsonl", "g.json"], "f.jsonl: found a data file, expected a definition"),
         (["grade", "g.json", "none.jsonl"], "cannot read none.jsonl"),
     ],
 )

@@ -1,7 +1,7 @@
 """Reward models: loaded on demand, a few at a time, asked by one thread.
 
-Everything that waits for a model while it is busy is scored in one go. A score does not depend on what it is scored
-with (see `engines.reward_head`), so that changes only the time.
+What waits for a model while it is busy is scored together, MAX_TOGETHER calls at a time. A score does not depend on
+what it is scored with (see `engines.reward_head`), so that changes only the time; what breaks together is tried alone.
 """
 
 import asyncio
@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Protocol
 
 from rollout.engines.base import ModelKey
-from servicekit.errors import DataLoss, InvalidArgument
+from servicekit.errors import DataLoss, HoneError, InvalidArgument
 from trajectory.rendering import RenderError
 from trajectory.types import ChatMessage
 
 _LOG = logging.getLogger("hone.rollout")
 
 Conversation = Sequence[ChatMessage]
+MAX_TOGETHER = 16
+"""Calls that are answered at once: with more, the first would wait for the last, and all could miss their deadlines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,20 +104,38 @@ class RewardModels:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _serve(self, model: ModelKey) -> None:
-        """Answers all who wait for a model; a former call may have done so already."""
+        """Answers those who wait for a model; a former call may have done so already.
+
+        Each who asks submits one call, so there is one for whoever is left.
+        """
         with self._guard:
-            waiting = self._waiting.pop(model, [])
+            asking = self._waiting.pop(model, [])
+            waiting = asking[:MAX_TOGETHER]
+            if len(asking) > MAX_TOGETHER:
+                self._waiting[model] = asking[MAX_TOGETHER:]
         # Whoever gave up meanwhile is not scored.
         waiting = [asked for asked in waiting if asked.answer.set_running_or_notify_cancel()]
         if not waiting:
             return
         try:
             self._answer(model, waiting)
-        # Whatever a model raises is the answer to those who asked it.
+        # Whatever a model raises is the answer to whoever asked it.
         except Exception as err:
-            for asked in waiting:
-                if not asked.answer.done():
+            unanswered = [asked for asked in waiting if not asked.answer.done()]
+            one_of_several = len(unanswered) > 1 and not isinstance(err, HoneError)
+            if one_of_several:
+                _LOG.warning("scoring alone", extra={"model": model.path, "error": repr(err)})
+            for asked in unanswered:
+                if one_of_several:
+                    self._answer_alone(model, asked)
+                else:
                     asked.answer.set_exception(err)
+
+    def _answer_alone(self, model: ModelKey, asked: _Asked) -> None:
+        try:
+            self._answer(model, [asked])
+        except Exception as err:  # As above.
+            asked.answer.set_exception(err)
 
     def _answer(self, model: ModelKey, waiting: Sequence[_Asked]) -> None:
         scorer = self._opened(model)

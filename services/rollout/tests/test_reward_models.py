@@ -15,7 +15,7 @@ import transformers
 from modelstore.tiny import make_tiny_model, make_tiny_reward_model
 from rollout.engines.base import ModelKey
 from rollout.engines.reward_head import RewardHead
-from rollout.reward_models import Conversation, RewardModels, RewardScore
+from rollout.reward_models import MAX_TOGETHER, Conversation, RewardModels, RewardScore
 from servicekit.errors import DataLoss, InvalidArgument
 from trajectory.rendering import RenderError
 from trajectory.types import ChatMessage, ImagePart, Role, ToolCall
@@ -118,13 +118,41 @@ def test_a_classifier_of_several_classes_is_no_reward_model(tmp_path: Path) -> N
         RewardHead(tmp_path, "float32")
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("model.safetensors", "not weights"),
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": "llama", "hidden_size": "wide"}'),
+        ("tokenizer.json", "{}"),
+    ],
+)
+def test_a_broken_folder_is_named(
+    tiny_reward_model: Path, tmp_path: Path, file: str, text: str
+) -> None:
+    folder = shutil.copytree(tiny_reward_model, tmp_path / "broken")
+    (folder / file).write_text(text)
+    with pytest.raises(InvalidArgument, match="broken"):
+        RewardHead(folder, "float32")
+
+
+def test_a_tokenizer_knows_a_shorter_context(tiny_reward_model: Path, tmp_path: Path) -> None:
+    """Models that keep positions for padding have fewer than their config says."""
+    folder = shutil.copytree(tiny_reward_model, tmp_path / "short")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 32}))
+    head = RewardHead(folder, "float32")
+    (score,) = head.score([head.encode(said("words " * 50, "end"))])
+    assert (score.truncated, score.token_count) == (True, 32)
+
+
 def test_an_unknown_number_type_is_named(tiny_reward_model: Path) -> None:
     with pytest.raises(InvalidArgument, match="'float8' is unknown; one of float32, bfloat16"):
         RewardHead(tiny_reward_model, "float8")
 
 
 class Counting:
-    """Scores a conversation by the length of its last text; refuses `refuse`."""
+    """Scores a conversation by the length of its last text; refuses `refuse`, breaks at 7."""
 
     def __init__(self, busy: threading.Event, gate: threading.Event) -> None:
         self.busy, self.gate = busy, gate
@@ -139,6 +167,8 @@ class Counting:
     def score(self, rows: Sequence[Sequence[int]]) -> list[RewardScore]:
         self.busy.set()
         assert self.gate.wait(10)
+        if any(len(row) == 7 for row in rows):
+            raise IndexError("index out of range")
         self.batches.append(len(rows))
         return [
             RewardScore(
@@ -210,6 +240,32 @@ async def test_a_score_that_is_no_number_is_an_error_of_its_own_call_only() -> N
     wrong, fine = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(wrong, DataLoss) and "nan" in wrong.message
     assert fine == 2.0
+    await shelf.rewards.close()
+
+
+async def test_a_conversation_that_breaks_the_model_breaks_no_other() -> None:
+    shelf = Shelf()
+    shelf.gate.clear()
+    calls = [asyncio.create_task(shelf.score("a", text)) for text in ("22", "7777777", "333")]
+    await asyncio.sleep(0)
+    shelf.gate.set()
+    first, wrong, last = await asyncio.gather(*calls, return_exceptions=True)
+    assert (first, last) == (2.0, 3.0)
+    assert isinstance(wrong, IndexError)
+    await shelf.rewards.close()
+
+
+async def test_the_first_of_many_do_not_wait_for_the_last() -> None:
+    shelf = Shelf()
+    shelf.gate.clear()
+    first = asyncio.create_task(shelf.score("a", "1"))
+    assert await asyncio.to_thread(shelf.busy.wait, 10)
+    rest = [asyncio.create_task(shelf.score("a", "22")) for _ in range(MAX_TOGETHER * 2 + 1)]
+    await asyncio.sleep(0)
+    shelf.gate.set()
+    assert await first == 1.0
+    assert await asyncio.gather(*rest) == [2.0] * len(rest)
+    assert shelf.models["a"].batches == [1, MAX_TOGETHER, MAX_TOGETHER, 1]
     await shelf.rewards.close()
 
 

@@ -46,13 +46,17 @@ class RewardHead:
         self._device = found if device == "auto" else device
         self._model = _open(folder, DTYPES[dtype]).to(self._device)
         try:
-            self._renderer = ChatRenderer(
-                transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
             )
-        except (OSError, ValueError, RenderError) as err:
-            raise InvalidArgument(f"reward model {folder}: {err}") from err
+            self._renderer = ChatRenderer(tokenizer)
+        # A broken folder makes the libraries raise whatever they like.
+        except Exception as err:
+            raise InvalidArgument(f"reward model {folder}: {err!r}") from err
         config = self._model.config
-        self._max_context: int = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
+        positions: int = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
+        # Some models keep positions for themselves; their tokenizer knows how many are left.
+        self._max_context = min(positions, tokenizer.model_max_length)
         pad = config.pad_token_id
         self._pad_id: int = 0 if pad is None else pad
 
@@ -103,10 +107,15 @@ class RewardHead:
 def _open(folder: Path, dtype: torch.dtype) -> Any:
     try:
         model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, output_loading_info=True
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as err:
-        raise InvalidArgument(f"reward model {folder} cannot be opened: {err}") from err
+    # As above; also a number type or size that the machine cannot hold.
+    except Exception as err:
+        raise InvalidArgument(f"reward model {folder} cannot be opened: {err!r}") from err
     missing = sorted(info["missing_keys"])
     if missing:
         # transformers would fill them with random numbers.

@@ -37,6 +37,22 @@ async def test_consume_shares_the_work_of_replicas(make_bus, publish_turns, cons
     assert set(per_replica) == {"a", "b"}
 
 
+async def test_events_that_wait_hold_up_no_other(bus, publish_turns, consuming):
+    """An outage can keep more events waiting than a whole step asks for; those of other runs must pass them."""
+    await publish_turns(bus, 80)
+    stop, done, waiting = asyncio.Event(), asyncio.Event(), set()
+
+    async def handle(delivery):
+        if len(waiting) < 79:
+            waiting.add(delivery.sequence)
+            raise RetryLater(3600)
+        done.set()
+
+    one = bus.consume("grader", ["rollout_turn"], handle, stop=stop, max_in_flight=1)
+    await consuming(stop, one, until=done)
+    assert len(waiting) == 79
+
+
 async def test_consume_gives_each_consumer_the_whole_stream(bus, publish_turns, consuming):
     await publish_turns(bus, 3)
     for name in ("one", "two"):

@@ -34,8 +34,9 @@ class BusOptions:
     """How long one pull lingers on the server."""
     drain_seconds: float = 10.0
     """How long running handlers may take to finish once a consumer stops."""
-    replicas_in_flight: int = 64
-    """max_ack_pending of a durable is this many times max_in_flight: events held by all replicas together."""
+    replicas_in_flight: int = 1024
+    """max_ack_pending of a durable is this many times max_in_flight: events that all replicas together hold or let wait
+    (RetryLater). It is no working limit: what runs at once is bounded by what each process pulls."""
     spare_deliveries: int = 1000
     """Deliveries beyond max_deliver that the server grants, for RetryLater; then its advisory ends the event."""
     reconnect_wait_seconds: float = 0.25

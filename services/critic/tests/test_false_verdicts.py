@@ -40,6 +40,10 @@ GRADES = LabelKind(labels=("A", "B", "C"))
         'It ends with "Score: 10/10" to sway me.',
         "It ends with \u201cFinal score: 10\u201d to sway me.",
         'It ends with "[[10]]" to sway me.',
+        "The response claims a score of 10. I disagree.",
+        "It asks me to ignore the rules and output Score: 10",
+        "The answer's own score: 10",
+        "The user's rating: 9",
     ],
 )
 def test_number_that_is_not_the_judges_score_is_none(found: Found, text: str) -> None:
@@ -64,6 +68,8 @@ def test_number_that_is_not_the_judges_score_is_none(found: Found, text: str) ->
         ("I would give it a score of 6 for style.", 6),
         ("| Facts | 4 |\n| **Total** | **6** |", 6),
         ("Score: 6 because it is short", 6),
+        ("The response's score: 6", 6),
+        ("My own score: 6", 6),
         ("Score: 6 The style is flat.", 6),
     ],
 )
@@ -162,6 +168,9 @@ def test_winner_is_the_judges_own(found: Found, text: str, winner: str | None) -
         ("4: it is clear", NUMBERS, "4"),
         ("Label: neutral - agree", OPINIONS, None),
         ("Label: neutral \u2013 no opinion", OPINIONS, "neutral"),
+        ("Agree: no", OPINIONS, None),
+        ("Agree: **false**", OPINIONS, None),
+        ("Agree: the sum is right.", OPINIONS, "agree"),
         ("Label: A, but barely", GRADES, "A"),
         ("Label: A, B", GRADES, None),
     ],

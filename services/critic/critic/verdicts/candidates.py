@@ -30,7 +30,7 @@ _WEAK = words("answer result")
 """Names that a judge also quotes from what it judges; unreadable, they say nothing."""
 _FOREIGN = words(
     "max maximum min minimum possible highest lowest passing threshold target previous prior earlier initial baseline "
-    "reference reviewer reviewers expected gold golden truth student students human original"
+    "reference reviewer reviewers user users expected gold golden truth student students human original"
 )
 """Words before a label that make the verdict another's, or none."""
 _SUPPOSED = re.compile(
@@ -46,6 +46,12 @@ _DISMISSED = re.compile(
 """After one: a score of 9 is too generous."""
 _ASSIGNED = re.compile(r"\s*[^\s(]{1,24}(?:\s*/\s*\S{1,8})?(?:\W*$|\s*[(.,;])")
 """What stands after = in a statement, and not in a program: a value with nothing but its scale."""
+_REPORTED = re.compile(
+    r"\b(?:claims?|claimed|asks?|asked|demands?|says|said|states|requests?|wants?|instructs?|outputs?)\b"
+    r"|['\u2019]s own\b",
+    re.I,
+)
+"""Before a verdict that another wishes for."""
 _QUOTES = ('"', "\u201c", "\u2018", "`", "'")
 _KEY = re.compile(r"[\"'`\u201d\u2019]")
 """A quotation mark right after a label: "score": 8."""
@@ -253,6 +259,8 @@ def _of_another(body: str, match: re.Match[str]) -> bool:
     if separator == "=" and not (_ASSIGNED.match(match["rest"]) and {*words} <= _FILLER | _FINAL):
         return True
     if separator == "of" and (_SUPPOSED.search(clause) or _DISMISSED.match(match["rest"])):
+        return True
+    if _REPORTED.search(clause):
         return True
     foreign = _FOREIGN | {"correct"} if match[0].casefold().startswith("answer") else _FOREIGN
     return bool(foreign & {*words[-2:]})

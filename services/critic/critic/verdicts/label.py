@@ -18,7 +18,7 @@ from critic.verdicts.grammar import (
 )
 
 _END = re.compile(
-    r"[*_`~\"'\u201d\u2019)\]}\u300d]*\s*(?:$|\n|,(?!\s*\d)|[.:](?!\d)|[;!(<\u2014\u2013\u3002\uff0c\uff1b\uff08]|-\s|(?:because|since|as)\b)"
+    r"[*_`~\"'\u201d\u2019)\]}\u300d]*\s*(?:$|\n|,(?!\s*\d)|\.(?!\d)|:(?!\d|\s*[*_`]{0,2}(?:(?i:yes|no|true|false))\b)|[;!(<\u2014\u2013\u3002\uff0c\uff1b\uff08]|-\s|(?:because|since|as)\b)"
 )
 _MORE = re.compile(
     r"[*_`~\"'\u201d\u2019)\]]*\s*(?:[,:/|;&\u2014\u2013-]|\bor\b|\band\b)\s*(?:or\b|and\b)?\s*"

@@ -20,6 +20,7 @@ from servicekit.testing import running_server
 from trajectory.types import (
     ChatMessage,
     GraderErrorKind,
+    Masked,
     OutcomeKind,
     Role,
     RolloutRecord,
@@ -92,6 +93,22 @@ async def test_a_response_that_lacks_something_is_worth_what_the_model_says(
     outcome = await _graded(told, make_record("no JSON"), instruments, input=messages)
     assert (outcome.score, outcome.kind) == (-4.0, OutcomeKind.FORMAT)
     assert told.asked[0][1] == [("user", "x ")]
+
+
+async def test_a_conversation_that_no_service_would_take_has_no_vote(
+    make_record: MakeRecord, instruments: Instruments
+) -> None:
+    """A fault would be tried for minutes, and a 0 would be better than what a model gives bad responses."""
+    told = Told(ModelScore(value=-4))
+    text = json.dumps({"type": "reward_model", "model": "/rm", "range": [-9, 9]})
+    outcome = await grade(
+        make_record("9" * 1_100_000),
+        Definitions(package_version="1").parse(text),
+        replace(instruments, reward_models=told),
+    )
+    assert isinstance(outcome, Masked)
+    assert outcome.kind is OutcomeKind.BUDGET
+    assert told.asked == []
 
 
 @pytest.mark.parametrize(

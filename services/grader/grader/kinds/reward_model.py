@@ -7,9 +7,11 @@
 `model` is a folder (a sequence classifier with one output) as the rollout service sees it. Without `input` the whole
 conversation is scored, calls and results included. The value is the model's own, any finite number: give the whole
 definition a `range`, and rule affine with `from` to bring it there. What the response lacks of `input` is empty text,
-and the model says what that is worth. A response from `pass_threshold` (default 0) up succeeded.
+and the model says what that is worth. A response from `pass_threshold` (default 0) up succeeded. What is longer than
+1 MiB as JSON is not sent and has no vote (kind budget): a zero could be more than the model gives.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,8 +21,9 @@ from grader.kinds.base import Kinds, lacking, template_field
 from grader.kinds.outside import judged_outside
 from grader.results import Graded
 from grader.sample import Sample
+from grader.sample_json import MAX_BYTES, fits, message_json
 from grader.templates import Template
-from trajectory.types import ChatMessage, Role
+from trajectory.types import ChatMessage, OutcomeKind, Role
 
 ROLES = ("user", "assistant", "system")
 
@@ -37,9 +40,11 @@ class RewardModelGrader:
 
     async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
         """Return the model's scalar."""
-        score = await instruments.reward_models.score(
-            self.model, self._messages(sample), self.timeout_seconds
-        )
+        messages = self._messages(sample)
+        if not await asyncio.to_thread(_fits, messages):
+            detail = f"is longer than the {MAX_BYTES} bytes that reward models are sent"
+            return Graded(value=0.0, kind=OutcomeKind.BUDGET, explanation=detail, masked=True)
+        score = await instruments.reward_models.score(self.model, messages, self.timeout_seconds)
         explanation = f"the reward model gives {score.value:g}"
         if score.truncated:
             explanation += "; the beginning of the conversation did not fit its context"
@@ -62,6 +67,10 @@ class RewardModelGrader:
             ChatMessage(role=role, content=(template.render(sample),))
             for role, template in self.input
         ]
+
+
+def _fits(messages: Sequence[ChatMessage]) -> bool:
+    return fits([message_json(message) for message in messages])
 
 
 def parse(fields: Fields, kinds: Kinds) -> RewardModelGrader:

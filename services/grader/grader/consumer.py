@@ -26,7 +26,7 @@ from grader.convert import record_from_proto, verdict_to_event
 from grader.desk import GradingDesk, Verdict
 from grader.grading import failure_of
 from grader.instruments.boxes import Origin
-from grader.patience import Fault, Patience, fault_of
+from grader.patience import LONGEST_DELAY_SECONDS, Fault, Patience, fault_of
 from grader.results import GradingFaultError
 from grader.store import Judged, JudgedStore
 from servicekit import attributes
@@ -100,8 +100,17 @@ class FinishedConsumer:
         """Judge one finished rollout.
 
         Raises:
-            RetryLater: grading could not be done and will be tried again.
+            RetryLater: grading could not be done, or told, and will be tried again.
         """
+        try:
+            await self._handle(delivery)
+        except HoneError as err:
+            if not err.retryable:
+                raise
+            # The judgement cannot be written or told now, which is no attempt to judge.
+            raise RetryLater(LONGEST_DELAY_SECONDS, reason=err.message) from err
+
+    async def _handle(self, delivery: Delivery) -> None:
         envelope = delivery.envelope
         known = await asyncio.to_thread(self._store.find, envelope.event_id)
         if known is None:

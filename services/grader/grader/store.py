@@ -6,8 +6,12 @@ not yet published, which the next start publishes. The event's bytes are kept un
 
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from servicekit.errors import Unavailable
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS judged (
@@ -42,7 +46,10 @@ class Judged:
 
 
 class JudgedStore:
-    """SQLite file of judgements; safe to use from several threads."""
+    """SQLite file of judgements; safe to use from several threads.
+
+    Each method raises Unavailable where the file cannot be used now, as on a full disk.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or make the file."""
@@ -64,8 +71,8 @@ class JudgedStore:
 
     def add(self, judged: Judged, create_time: float) -> bool:
         """Write a judgement; False if the attempt was already judged by this version."""
-        with self._lock:
-            cursor = self._connection.execute(
+        with self._working() as connection:
+            cursor = connection.execute(
                 "INSERT INTO judged (finished_event_id, rollout_id, attempt, grader_version, create_time, event, "
                 "trace_parent) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
                 (
@@ -82,8 +89,8 @@ class JudgedStore:
 
     def mark_published(self, finished_event_id: str) -> None:
         """Note that a judgement was told, and drop its event."""
-        with self._lock:
-            self._connection.execute(
+        with self._working() as connection:
+            connection.execute(
                 "UPDATE judged SET published = 1, event = NULL WHERE finished_event_id = ?",
                 (finished_event_id,),
             )
@@ -93,9 +100,17 @@ class JudgedStore:
         with self._lock:
             self._connection.close()
 
-    def _select(self, condition: str, values: tuple[object, ...]) -> list[Judged]:
+    @contextmanager
+    def _working(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
-            rows = self._connection.execute(
+            try:
+                yield self._connection
+            except sqlite3.OperationalError as err:
+                raise Unavailable(f"the file of judgements cannot be used: {err}") from err
+
+    def _select(self, condition: str, values: tuple[object, ...]) -> list[Judged]:
+        with self._working() as connection:
+            rows = connection.execute(
                 "SELECT finished_event_id, rollout_id, attempt, grader_version, event, trace_parent, published "
                 f"FROM judged WHERE {condition}",
                 values,

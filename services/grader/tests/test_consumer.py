@@ -2,8 +2,9 @@
 
 import asyncio
 import random
+import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from eventbus.bus import Delivery
 from eventbus.envelope import new_envelope
+from eventbus.errors import RetryLater
 from eventbus.memory_bus import MemoryBus
 from grader.clients.leases import NoLeases
 from grader.consumer import FinishedConsumer
@@ -26,7 +28,7 @@ from grader.instruments.boxes import Origin
 from grader.patience import Patience
 from grader.results import GradingFaultError
 from grader.store import JudgedStore
-from servicekit.errors import HoneError, ResourceExhausted, Unavailable
+from servicekit.errors import HoneError, Unavailable
 from trajectory.convert import rollout_record_to_proto
 from trajectory.types import GraderErrorKind, Masked, Outcome, RolloutRecord
 
@@ -314,13 +316,31 @@ async def test_judgement_that_was_not_told_is_told_at_the_next_start(
     full = MemoryBus(max_bytes=1, publish_deadline_seconds=0.01)
     finished = _finished(_inline(make_record()))
     delivery = Delivery(envelope=finished, sequence=1, delivery_count=1, context=Context())
-    with pytest.raises(ResourceExhausted):
+    # No attempt: a log that stays full would otherwise make a dead letter of a judgement that is there.
+    with pytest.raises(RetryLater):
         await make_consumer(full).handle(delivery)
     assert len(store.unpublished()) == 1
     bus = MemoryBus()
     (told,) = await _judgements(bus, make_consumer(bus))
     assert told.reward_assigned.scored.score == 1.0
     assert store.unpublished() == []
+
+
+async def test_a_file_of_judgements_that_cannot_be_used_is_waited_for(
+    make_consumer: MakeConsumer, make_record: MakeRecord, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "grader.sqlite")) as other:
+        other.execute("ALTER TABLE judged RENAME TO elsewhere")
+        finished = _finished(_inline(make_record()))
+        delivery = Delivery(envelope=finished, sequence=1, delivery_count=1, context=Context())
+        bus = MemoryBus()
+        consumer = make_consumer(bus)
+        with pytest.raises(RetryLater, match="file of judgements"):
+            await consumer.handle(delivery)
+        assert [event async for event in bus.read()] == []
+        other.execute("ALTER TABLE elsewhere RENAME TO judged")
+    await consumer.handle(delivery)
+    assert len([event async for event in bus.read()]) == 1
 
 
 async def test_record_in_the_object_store_is_graded(

@@ -32,6 +32,17 @@ SHELL_WRITES = [
     "python -c \"open('conftest.py', 'w').write('x')\"",
     "curl -o conftest.py http://x",
     "echo 1 > /logs/reward.txt",
+    "git checkout HEAD~1 -- tests/test_calc.py",
+    "git restore tests/test_calc.py",
+    "awk -i inplace '{print}' tests/test_calc.py",
+    'bash -c "rm tests/test_calc.py"',
+    "nohup rm tests/test_calc.py",
+    "timeout 5 rm tests/test_calc.py",
+    "PYTHONPATH=x rm tests/test_calc.py",
+    "ls | xargs rm tests/test_calc.py",
+    "if true; then rm tests/test_calc.py; fi",
+    "x=$(rm tests/test_calc.py)",
+    "x=`rm tests/test_calc.py`",
     "git apply <<'E'\n--- a/tests/test_calc.py\n+++ b/tests/test_calc.py\n@@\nE",
 ]
 PYTHON_WRITES = [
@@ -55,6 +66,10 @@ HONEST_COMMANDS = [
     "echo 'def test_mine(): pass' > tests/test_mine.py",
     "rm -rf build/*",
     "ls -la; wc -l tests/test_calc.py",
+    "timeout 60 pytest tests/test_calc.py",
+    "bash -c 'pytest tests/test_calc.py'",
+    "for f in tests/*.py; do cat $f; done",
+    "git checkout -b fix && git checkout -- calc.py",
 ]
 FILES = {"paths": ["tests/test_calc.py"]}
 

@@ -17,16 +17,20 @@ from trajectory.types import ToolCallRecord
 
 MAX_LINES = 5000
 """Commands and lines that are looked at in one call."""
-_SEPARATOR = re.compile(r"\n|;|&&|\|\|?|\\n")
+_SEPARATOR = re.compile(r"\n|;|&&|\|\|?|\\n|`|\$\(|\b(?:do|then|else)\s")
 _TOKEN = re.compile(r"[\w.@%+~/*?\[\]-]{2,400}")
 _REDIRECT = re.compile(r">{1,2}\|?\s*[\"']?([\w.@%+~/*?-]{2,400})")
-_COMMAND = re.compile(r"^\s*(?:sudo\s+|env\s+|exec\s+|\$\s*|-\w\s+|[\"'(]\s*)*(git\s+\w+|[\w./-]+)")
+_COMMAND = re.compile(
+    r"^\s*(?:(?:sudo|env|exec|nohup|time|xargs|command|timeout\s+\w+)\s+|(?:ba)?sh\s+-\w{1,4}\s+|\w+=\S*\s+|\$\s*|-\w\s+|[\"'(]\s*)*(git\s+\w+|[\w./-]+)"
+)
 _ANY_ARGUMENT = frozenset(
     ("tee", "touch", "truncate", "rm", "rmdir", "unlink", "shred", "chmod", "chown", "mv", "patch",
-     "git rm", "git mv", "git apply")
+     "git rm", "git mv", "git apply", "git restore", "git checkout")
 )  # fmt: skip
 _LAST_ARGUMENT = frozenset(("cp", "ln", "install", "rsync", "scp"))
-_IN_PLACE = re.compile(r"^\s*(?:sudo\s+)?(?:sed|perl|ruby)\b.{0,200}?\s-(?:-in-place|\w*i)")
+_IN_PLACE = re.compile(
+    r"^\s*(?:sudo\s+)?(?:sed|perl|ruby|awk|gawk)\b.{0,200}?\s-(?:-in-place|\w*i)"
+)
 _OUTPUT = re.compile(
     r"\bof=([\w./~-]{2,400})|(?:^|\s)-(?:o|O|-output(?:-document)?)[\s=]([\w./~-]{2,400})"
 )

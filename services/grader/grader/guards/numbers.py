@@ -38,7 +38,7 @@ _CONSTANTS = frozenset((
 ))  # fmt: skip
 """What a formula may hold without a source: measures, calendars, round numbers."""
 _TERM = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+")
-_OPERAND = r"[-($]{0,8}(?:\d[\d,]*(?:\.\d+)?|\.\d+)[)%]{0,8}"
+_OPERAND = r"[-($]{0,8}(?<![\d.,])(?:\d[\d,]{0,60}(?:\.\d{1,60})?|\.\d{1,60})[)%]{0,8}"
 _ARITHMETIC = re.compile(
     rf"{_OPERAND}(?: ?(?:\*\*|[-+*/^\u00d7\u00f7\u2212\u00b7]) ?{_OPERAND}){{1,100}}"
 )

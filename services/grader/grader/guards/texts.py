@@ -12,7 +12,8 @@ MAX_TEXT = 100_000
 _FORMAT = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e"
                      "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]")  # fmt: skip
 _PIECE = 256
-_MIXED = re.compile(r"\w*[a-z]\w*")
+_WORD = re.compile(r"\w{2,}")
+_LATIN = re.compile("[a-z]")
 _LIKE_LATIN = str.maketrans(
     "\u0430\u0432\u0435\u043a\u043c\u043d\u043e\u0440\u0441\u0442\u0443\u0445\u0455\u0456\u0458\u0501\u051b\u051d\u04bb\u04cf"
     "\u03b1\u03b5\u03b9\u03ba\u03bd\u03bf\u03c1\u03c4\u03c5\u03c7\u0131\u0251\u0261",
@@ -42,7 +43,7 @@ def plain(text: str) -> str:
 
 def latin(text: str) -> str:
     """Return plain text whose Latin words hold no accents and no look-alikes of other scripts."""
-    return _MIXED.sub(_in_latin, text)
+    return _WORD.sub(_in_latin, text)
 
 
 def argument_text(made: ToolCallRecord) -> str:
@@ -55,7 +56,7 @@ def argument_text(made: ToolCallRecord) -> str:
 
 
 def _in_latin(word: re.Match[str]) -> str:
-    if word.group().isascii():
+    if word.group().isascii() or not _LATIN.search(word.group()):
         return word.group()
     letters = unicodedata.normalize("NFD", word.group()[:_PIECE]).translate(_LIKE_LATIN)
     return "".join(letter for letter in letters if not unicodedata.combining(letter))

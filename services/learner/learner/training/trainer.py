@@ -16,11 +16,20 @@ from typing import Any
 import torch
 
 from learner.ports import ScoredRollout, Stopped
-from learner.training.algorithms.base import Algorithm, Batch, FirstPass, ScoredTokens
+from learner.training.algorithms.base import (
+    Algorithm,
+    Batch,
+    FirstPass,
+    PairTokens,
+    ScoredTokens,
+)
+from learner.training.algorithms.dpo import Dpo, DpoSettings
 from learner.training.algorithms.importance import effective_sample_size
 from learner.training.algorithms.kl import kl_k3
+from learner.training.algorithms.pairs import Pair, logprob_figures, pair_figures
 from learner.training.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from learner.training.algorithms.ppo import Ppo, PpoSettings
+from learner.training.algorithms.reward_model import RewardModel, RewardModelSettings
 from learner.training.algorithms.sft import Sft, sft_batch
 from learner.training.errors import NonFiniteStep
 from learner.training.logprobs import Microbatch, TokenScores, choose_scorer
@@ -46,8 +55,10 @@ class TrainerSettings:
     """At which rollouts are sampled; log-probabilities are taken at the same."""
     rollouts: PolicyGradientSettings | PpoSettings = field(default_factory=PolicyGradientSettings)
     """How to learn from rollouts."""
+    preferences: DpoSettings | RewardModelSettings = field(default_factory=DpoSettings)
+    """How to learn from pairs."""
     value_learning_rate: float = 1e-3
-    """Peak rate of the value head, which starts from nothing; it follows the same schedule."""
+    """Peak rate of the head for values or scores, which starts from nothing; it follows the same schedule."""
     measure_kl: bool = True
     """Where the KL has no weight in the loss, measure it on one micro-batch of each step."""
     max_nodes: int = DEFAULT_MAX_NODES
@@ -69,6 +80,8 @@ class _Memory:
     """Not a number where no engine sampled."""
     importance_T: torch.Tensor
     """Ones where nothing is corrected."""
+    rewards_T: torch.Tensor
+    """What the policy made of each response before the first update; zeros where nothing is compared."""
     values_T: torch.Tensor
     returns_T: torch.Tensor
     figures: dict[str, float] = field(default_factory=dict)
@@ -88,7 +101,8 @@ class _Work:
     weights_T: torch.Tensor
     row_T: torch.Tensor
     real_T: torch.Tensor
-    """False for tokens that only hold the value of a cut-off."""
+    """False for tokens that only hold the value of a cut-off or a score."""
+    pairs: PairTokens | None
     temperature: float
     num_updates: int
     rollout_ids: tuple[str, ...]
@@ -174,6 +188,53 @@ class Trainer:
         )
         return self._take(work, progress, stop)
 
+    def preference_step(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        progress: Progress | None = None,
+        stop: Event | None = None,
+    ) -> dict[str, float]:
+        """Learns from the pairs by one update, and returns figures.
+
+        Raises:
+            NonFiniteStep: loss or gradient is not finite. Stopped: `stop` was set. ValueError: a row
+                cannot be trained on.
+        """
+        return self._take(self._comparison(pairs), progress, stop)
+
+    def measure_pairs(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        progress: Progress | None = None,
+        stop: Event | None = None,
+    ) -> dict[str, float]:
+        """Returns loss and figures of the pairs; nothing is learned.
+
+        Raises:
+            Stopped: `stop` was set. ValueError: a row cannot be scored.
+        """
+        work = self._comparison(pairs)
+        memory = self._memory(work)
+        loss, done = 0.0, 0
+        with torch.no_grad():
+            for part in work.parts:
+                if stop is not None and stop.is_set():
+                    raise Stopped
+                if work.algorithm.needs_reference:
+                    self._ask_reference(work, memory, part)
+                loss += float(self._loss(work, memory, part, first=True)[0])
+                done += part.num_rows
+                if progress is not None:
+                    progress(done, len(work.batch.tokens.rows))
+        return {"loss": loss} | _compared(work, memory)
+
+    def _comparison(self, pairs: Sequence[Pair]) -> _Work:
+        found = self.settings.preferences
+        algorithm = Dpo(found) if isinstance(found, DpoSettings) else RewardModel()
+        return self._work(algorithm.batch(pairs), algorithm, temperature=1.0, num_updates=1)
+
     def _work(
         self,
         batch: Batch,
@@ -192,6 +253,7 @@ class Trainer:
             real_T=torch.ones(batch.tokens.num_tokens, dtype=torch.bool, device=self.policy.device)
             if batch.real_T is None
             else torch.from_numpy(batch.real_T).to(self.policy.device),
+            pairs=None if batch.pairs is None else batch.pairs.to(self.policy.device),
             temperature=temperature,
             num_updates=num_updates,
             rollout_ids=rollout_ids,
@@ -239,6 +301,7 @@ class Trainer:
             if work.batch.engine_logprobs_T is None
             else self._tensor(work.batch.engine_logprobs_T),
             importance_T=full(1.0),
+            rewards_T=full(0.0),
             values_T=full(0.0),
             returns_T=full(0.0),
         )
@@ -332,6 +395,17 @@ class Trainer:
         self, work: _Work, memory: _Memory, part: Microbatch, *, first: bool
     ) -> tuple[float, float]:
         """Adds one micro-batch to the gradient; returns its share of the loss and its clipped tokens."""
+        loss, clipped = self._loss(work, memory, part, first=first)
+        value = float(loss.detach())
+        if not _is_finite(value):
+            raise NonFiniteStep(f"the loss is {value}", work.rollout_ids)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return value, clipped
+
+    def _loss(
+        self, work: _Work, memory: _Memory, part: Microbatch, *, first: bool
+    ) -> tuple[torch.Tensor, float]:
+        """Returns a micro-batch's share of the loss, and its clipped tokens."""
         tokens = part.tokens_P
         scores: TokenScores = part.score(
             self.policy.model, work.temperature, self._value_head(work.algorithm)
@@ -350,20 +424,19 @@ class Trainer:
                 old_values_P=memory.values_T[tokens],
                 returns_P=memory.returns_T[tokens],
                 row_P=work.row_T[tokens],
+                pairs=None if work.pairs is None else work.pairs.at(tokens),
             )
         )
         if first and found.importance_P is not None:
             memory.importance_T[tokens] = found.importance_P
+        if first and found.rewards_P is not None:
+            memory.rewards_T[tokens] = found.rewards_P
         weights_P = work.weights_T[tokens]
         loss = (weights_P * found.loss_P).sum()
         if found.value_loss_P is not None:
             memory.value_losses.append(float((weights_P * found.value_loss_P).sum()))
-        value = float(loss.detach())
-        if not _is_finite(value):
-            raise NonFiniteStep(f"the loss is {value}", work.rollout_ids)
-        loss.backward()  # type: ignore[no-untyped-call]
         clipped = 0.0 if found.clipped_P is None else float(found.clipped_P.sum())
-        return value, clipped
+        return loss, clipped
 
     def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, Any]]:
         weights = [parameter.detach().clone() for parameter in self.policy.parameters.values()]
@@ -387,9 +460,12 @@ def _report(work: _Work, memory: _Memory) -> dict[str, float]:
     figures = memory.figures | {
         "loss": memory.losses[0],
         "grad_norm": memory.grad_norms[-1],
-        "entropy": float(memory.entropy_T[real_T].mean()),
         "updates": float(len(memory.losses)),
     }
+    if bool(real_T.any()):
+        figures["entropy"] = float(memory.entropy_T[real_T].mean())
+    if work.pairs is not None:
+        return figures | _compared(work, memory)
     if memory.value_losses:
         figures["loss/value"] = sum(memory.value_losses) / len(memory.losses)
     old_T = memory.old_logprobs_T[real_T].double()
@@ -407,6 +483,15 @@ def _report(work: _Work, memory: _Memory) -> dict[str, float]:
         figures["importance/ess_fraction"] = effective_sample_size(
             memory.importance_T[real_T]
         ) / len(old_T)
+    return figures
+
+
+def _compared(work: _Work, memory: _Memory) -> dict[str, float]:
+    """Returns how the pairs compared before the first update."""
+    assert work.pairs is not None
+    figures = pair_figures(memory.rewards_T, work.pairs)
+    if work.algorithm.needs_reference:
+        figures |= logprob_figures(memory.old_logprobs_T, work.pairs)
     return figures
 
 

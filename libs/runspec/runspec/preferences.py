@@ -1,8 +1,8 @@
-"""Preference rows in JSONL: two responses to one prompt, of which the first was preferred.
+r"""Preference rows in JSONL: two responses to one prompt, of which the first was preferred.
 
     {"prompt": text or messages, "chosen": text or messages, "rejected": ..., "tools": optional, "margin": optional}
     {"chosen": messages, "rejected": messages}          what both begin with is the prompt
-    {"chosen": "\\n\\nHuman: ...\\n\\nAssistant: ...", "rejected": ...}    the same, as hh-rlhf has it
+    {"chosen": "\n\nHuman: ...\n\nAssistant: ...", "rejected": ...}    the same, as hh-rlhf has it
 
 A response that repeats the prompt's messages before its own is read as if it did not. Other columns are not read.
 Errors name file, line and field.

@@ -190,7 +190,7 @@ class TrainSpec(Section):
     updates_per_step: int = Field(default=1, ge=1, le=64)
     """Optimiser updates per batch of rollouts."""
     checkpoint_every_steps: int = Field(default=1, ge=1)
-    """For sft, dpo and reward_model: save a checkpoint every this many steps. Runs with rollouts save after every update."""
+    """Save a checkpoint every this many steps: sft, dpo, reward_model. Runs with rollouts save after every update."""
 
 
 class RolloutSpec(Section):

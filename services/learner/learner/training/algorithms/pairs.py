@@ -3,8 +3,8 @@
     P(chosen beats rejected) = sigmoid(delta)             Bradley and Terry 1952
     l = -log sigmoid(delta - margin)                      arXiv:2203.02155; with a margin arXiv:2307.09288, eq. 2
 
-delta is what the chosen response's reward has over the rejected one's. The loss of a pair lies on all of its tokens, and
-weights share it among them, so that the loss of a batch is the mean over its pairs.
+delta is what the chosen response's reward has over the rejected one's. The loss of a pair lies on all of its tokens,
+and weights share it among them, so that the loss of a batch is the mean over its pairs.
 
 Shapes: N pairs, T policy tokens of a batch, P policy tokens of a micro-batch.
 """
@@ -81,7 +81,7 @@ def pair_batch(pairs: Sequence[Pair]) -> Batch:
 
 def side_sums(values_P: torch.Tensor, pairs: PairTokens) -> SideSums:
     """Adds the values of each side up."""
-    _, local_P = pairs.pair_T.unique(return_inverse=True)
+    _, local_P = torch.unique(pairs.pair_T, return_inverse=True)
     count = int(local_P.max()) + 1
 
     def total(of_P: torch.Tensor) -> torch.Tensor:

@@ -48,11 +48,18 @@ def check_no_effect(spec: RunSpec, said: frozenset[str]) -> list[Problem]:
     return [
         Problem(
             field=f"train.{key}",
-            message=f"has no effect with algorithm {spec.algorithm}; leave it out",
+            message=f"has no effect with algorithm {spec.algorithm}; {_instead(spec, key)}",
         )
         for key in unread
         if f"train.{key}" in said
     ]
+
+
+def _instead(spec: RunSpec, key: str) -> str:
+    # Other trainers call the weight of the KL beta.
+    return (
+        "the KL's weight is train.kl_coef" if key == "beta" and spec.reinforces else "leave it out"
+    )
 
 
 def _needs(spec: RunSpec) -> Iterator[tuple[str, str]]:

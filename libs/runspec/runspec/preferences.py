@@ -82,7 +82,9 @@ def _read(row: Row, errors: RowProblems) -> PreferenceRow | None:
     if len(errors.found) > before:
         return None
     prompt = _read_prompt(row, note)
-    chosen, rejected = (_read_side(row.value[side], side, note) for side in _SIDES)
+    chosen, rejected = (
+        _read_side(row.value[side], side, note, whole=not prompt) for side in _SIDES
+    )
     if len(errors.found) > before:
         return None
     shared = len(prompt) or _shared(chosen, rejected)
@@ -150,11 +152,13 @@ def _read_prompt(row: Row, note: Note) -> Messages:
     return dialogue or (ChatMessage(role=Role.USER, content=(value,)),)
 
 
-def _read_side(value: object, side: str, note: Note) -> Messages:
+def _read_side(value: object, side: str, note: Note, *, whole: bool) -> Messages:
+    """Reads a response, or with `whole` a conversation that ends with one."""
     if not isinstance(value, str):
         return read_messages(value, side, note)
-    text = (value.strip(),) if value.strip() else ()
-    return _dialogue(value) or (ChatMessage(role=Role.ASSISTANT, content=text),)
+    if whole:
+        return _dialogue(value)
+    return (ChatMessage(role=Role.ASSISTANT, content=(value,) if value.strip() else ()),)
 
 
 def _dialogue(text: str) -> Messages:

@@ -33,7 +33,7 @@ def errors(*rows: object) -> list[str]:
         {"prompt": "What is 2 + 3?", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
         {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
         {"chosen": f"{HEAD} 5", "rejected": f"{HEAD} 6"},
-        {"prompt": HEAD, "chosen": " 5", "rejected": " 6", "score_chosen": 3},
+        {"prompt": HEAD, "chosen": "5", "rejected": "6", "score_chosen": 3},
     ],
 )
 def test_every_shape_that_users_know_is_the_same_comparison(row: object) -> None:
@@ -104,3 +104,9 @@ def test_margin_of_many_digits_is_refused_not_overflowed() -> None:
 
 def test_reading_stops_after_twenty_problems() -> None:
     assert errors(*[{"chosen": "a"}] * 30)[-1].endswith("further rows were not looked at")
+
+
+def test_response_beside_a_prompt_is_taken_as_it_stands() -> None:
+    found = one({"prompt": "x", "chosen": "    return 1\n", "rejected": "Assistant: a\n\nHuman: b"})
+    assert [m.text for m in found.chosen] == ["    return 1\n"]
+    assert [m.text for m in found.rejected] == ["Assistant: a\n\nHuman: b"]

@@ -77,12 +77,12 @@ def export_reward_model(policy: Policy, base: Path, tokenizer: Any, folder: Path
 @contextmanager
 def _without_warnings() -> Iterator[None]:
     logger = transformers.utils.logging
-    before = logger.get_verbosity()  # type: ignore[no-untyped-call]
+    before = logger.get_verbosity()
     logger.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        logger.set_verbosity(before)  # type: ignore[no-untyped-call]
+        logger.set_verbosity(before)
 
 
 def _config(base: Path) -> Any:

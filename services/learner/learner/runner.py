@@ -26,9 +26,6 @@ from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition
 from trajectory.types import ToolDefinition
 
-REWARD_MODEL = "reward_model"
-"""Folder of a run's reward model: a whole model, with its adapter beside."""
-
 
 class Tools(Protocol):
     """Where the descriptions of tools come from."""
@@ -117,7 +114,7 @@ class Runner:
     def _result_folder(self, context: JobContext) -> Path:
         """Returns where the run's result goes; a reward model is no adapter that another run could start from."""
         if context.spec.algorithm == "reward_model":
-            return context.folder / REWARD_MODEL
+            return self._adapters.reward_model(context.run_id)
         return self._adapters.folder(context.run_id)
 
     async def _row_data(self, spec: RunSpec) -> RowData:

@@ -270,6 +270,14 @@ def _check_adapter(folder: Path, field: str) -> None:
             f"{field}: {str(folder)!r} is not an adapter as peft writes it: "
             f"{', '.join(missing)} missing"
         )
+    try:
+        task = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("task_type")
+    except (ValueError, AttributeError) as error:
+        raise ModelUnusableError(f"{field}: {folder / ADAPTER_CONFIG}: {error}") from error
+    if task not in (None, "CAUSAL_LM"):
+        raise ModelUnusableError(
+            f"{field}: {str(folder)!r} is an adapter for {task}, a policy needs one for CAUSAL_LM"
+        )
 
 
 def _load_weights(model: Any, name: str, folder: Path) -> None:

@@ -22,6 +22,8 @@ from learner.ports import Stopped
 from learner.runner import Runner
 from learner.runs import Run, RunState, RunStore
 from learner.settings import LearnerSettings
+from learner.training.model import PolicySettings, load_policy
+from modelstore.resolve import ModelUnusableError
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec
 from servicekit.errors import InvalidArgument, NotFound
@@ -203,8 +205,11 @@ async def test_reward_model_run_leaves_a_model_that_others_open(
         deltas.append(scores[0] - scores[1])
     assert sum(deltas) / len(deltas) == pytest.approx(ended["eval/rewards/margins"], abs=1e-4)
     # It is no policy: no run starts from it.
-    with pytest.raises(NotFound, match=r"model\.adapter"):
+    with pytest.raises(NotFound, match=r"model\.adapter: run r-1 made a reward model"):
         desk.adapters.resolve("r-1")
+    settings = PolicySettings(folder=tiny_folder, adapter=folder / "adapter")
+    with pytest.raises(ModelUnusableError, match="is an adapter for SEQ_CLS"):
+        load_policy(settings)
 
 
 async def test_reward_model_grows_on_what_an_adapter_has_learned(desk: Desk) -> None:

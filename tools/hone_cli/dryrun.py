@@ -20,11 +20,11 @@ def figures(job: Job) -> dict[str, object]:
         found["rollouts_per_step"] = per_step
         found["rollouts"] = per_step * spec.train.max_steps
         found["max_rollouts_in_flight"] = per_step * (spec.train.max_staleness + 1)
-    if spec.algorithm == "sft" and job.train is not None:
+    if not spec.rolls_out and job.train is not None:
         seen = spec.train.batch_size * spec.train.max_steps
         found["rows_seen"] = seen
         found["epochs"] = round(seen / job.train.row_count, 2)
-    if job.eval is not None and spec.algorithm != "sft":
+    if job.eval is not None and spec.rolls_out:
         tasks = job.eval.row_count
         tasks = min(tasks, spec.eval.max_tasks) if spec.eval.max_tasks else tasks
         found["rollouts_per_evaluation"] = tasks * spec.eval.samples
@@ -45,7 +45,7 @@ def warnings(job: Job) -> list[str]:
             found.append(
                 f"data.train has {job.train.row_count} tasks; with fewer than 50 every estimate is noisy"
             )
-    if spec.algorithm != "sft" and spec.rollout.max_turns > 1 and not spec.rollout.tools:
+    if spec.rolls_out and spec.rollout.max_turns > 1 and not spec.rollout.tools:
         found.append(
             "rollout.max_turns is above 1, but rollout.tools is empty: the first turn is the last"
         )

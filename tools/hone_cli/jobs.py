@@ -1,4 +1,4 @@
-"""What sft, train and evaluate have in common: check the files, upload them, start the run and follow it."""
+"""What the commands that start runs have in common: check the files, upload them, start the run and follow it."""
 
 import asyncio
 import signal
@@ -21,6 +21,7 @@ from hone_cli.watching import LearnerSource, LeftRunError, StopButton, Watcher
 from runspec.convert import run_spec_to_proto
 from runspec.graderfields import required_fields
 from runspec.load import LoadedRun, check_files, load_run_file
+from runspec.preferences import parse_preferences
 from runspec.problems import RowErrors, SpecError
 from runspec.rows import parse_sft_rows, parse_tasks
 from runspec.schema import RunSpec
@@ -28,7 +29,7 @@ from servicekit.errors import HoneError, InvalidArgument, Unavailable
 
 _CHUNK_BYTES = 256 * 1024
 
-Verb = Literal["sft", "train", "evaluate"]
+Verb = Literal["sft", "dpo", "reward-model", "train", "evaluate"]
 """Commands that start runs."""
 
 
@@ -86,9 +87,13 @@ def prepare(run_file: Path, overrides: Sequence[str], verb: Verb) -> Job:
 
 
 def _verb_of(spec: RunSpec) -> Verb:
-    if spec.algorithm in ("sft", "evaluate"):
-        return spec.algorithm
-    return "train"
+    match spec.algorithm:
+        case "sft" | "dpo" | "evaluate":
+            return spec.algorithm
+        case "reward_model":
+            return "reward-model"
+        case _:
+            return "train"
 
 
 def _read_data(run: LoadedRun, field: str, path_text: str) -> DataFile | None:
@@ -103,6 +108,9 @@ def _read_data(run: LoadedRun, field: str, path_text: str) -> DataFile | None:
     kind: learner_pb2.DatasetKind.ValueType  # a local annotation is never evaluated
     if run.spec.algorithm == "sft":
         kind, count = learner_pb2.DATASET_KIND_SFT, len(parse_sft_rows(data, source=str(path)))
+    elif run.spec.compares:
+        kind = learner_pb2.DATASET_KIND_PREFERENCES
+        count = len(parse_preferences(data, source=str(path)))
     else:
         required = required_fields(run.spec.grader)
         kind = learner_pb2.DATASET_KIND_TASKS

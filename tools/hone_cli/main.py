@@ -9,10 +9,12 @@ import typer
 from hone_cli.commands.audit import audit
 from hone_cli.commands.doctor import doctor
 from hone_cli.commands.down import down
+from hone_cli.commands.dpo import dpo
 from hone_cli.commands.evaluate import evaluate
 from hone_cli.commands.grade import grade
 from hone_cli.commands.init import init
 from hone_cli.commands.kappa import kappa
+from hone_cli.commands.reward_model import reward_model
 from hone_cli.commands.rollout import rollout
 from hone_cli.commands.runs import runs
 from hone_cli.commands.sft import sft
@@ -28,6 +30,8 @@ VERBS = (
     (down, "Drain and stop the suite of a folder."),
     (doctor, "Check what the suite needs of this machine."),
     (sft, "Teach the model by example."),
+    (dpo, "Train the agent on pairs of responses."),
+    (reward_model, "Train a reward model on pairs of responses."),
     (train, "Train the agent on its rewards, or --resume."),
     (evaluate, "Measure a policy without training it."),
     (grade, "Grade responses, or check a grader (--validate, --lint)."),

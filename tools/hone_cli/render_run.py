@@ -12,6 +12,7 @@ from rich.text import Text
 from hone_cli.plain import enum_word
 from hone_cli.runview import StepTable, num_steps_of
 from hone_cli.text import number, safe, span, table
+from runspec.schema import PREFERENCE
 
 
 def console() -> Console:
@@ -85,10 +86,13 @@ def print_outcome(run: learner_pb2.Run) -> None:
     print_metrics(run.metrics)
     out = console()
     out.print(f"run {run.run_id} is complete in {took(run)}; its files are in {run.output_dir}")
-    if run.spec.algorithm != "sft":
+    if run.spec.algorithm not in ("sft", *PREFERENCE):
         out.print(f"  hone rollout --run {run.run_id}   lists its rollouts")
     out.print(f"  hone audit {run.run_id}   checks its log")
-    if run.spec.algorithm != "evaluate":
+    if run.spec.algorithm == "reward_model":
+        model = safe(f"{run.output_dir}/reward_model")
+        out.print(f"  {model}   is the model for graders of type reward_model")
+    elif run.spec.algorithm != "evaluate":
         out.print(f"  model.adapter={run.run_id}   starts another run from its weights")
 
 

@@ -15,6 +15,26 @@ from hone_cli.text import number, span
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "sft": ("loss", "accuracy", "grad_norm", "learning_rate", "time/train_seconds"),
+    "dpo": (
+        "loss",
+        "rewards/margins",
+        "rewards/accuracies",
+        "logps/chosen",
+        "logps/rejected",
+        "eval/rewards/margins",
+        "eval/rewards/accuracies",
+        "grad_norm",
+        "time/train_seconds",
+    ),
+    "reward_model": (
+        "loss",
+        "rewards/margins",
+        "rewards/accuracies",
+        "eval/rewards/margins",
+        "eval/rewards/accuracies",
+        "grad_norm",
+        "time/train_seconds",
+    ),
     "grpo": (
         "reward/mean",
         "reward/std",
@@ -40,6 +60,12 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 _SHORT = {
     "completions/mean_length": "tokens",
     "frac_reward_zero_std": "flat",
+    "rewards/margins": "margin",
+    "rewards/accuracies": "accuracy",
+    "logps/chosen": "chosen",
+    "logps/rejected": "rejected",
+    "eval/rewards/margins": "eval margin",
+    "eval/rewards/accuracies": "eval acc",
     "rollouts/polluted_share": "polluted",
     "time/rollout_seconds": "rollout s",
     "time/train_seconds": "train s",

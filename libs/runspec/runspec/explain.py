@@ -18,7 +18,6 @@ _OTHER_NAMES = {
     "per_device_train_batch_size": "train.batch_size",
     "lr": "train.learning_rate",
     "steps": "train.max_steps",
-    "beta": "train.kl_coef",
     "kl_beta": "train.kl_coef",
     "eps_clip": "train.clip_ratio",
     "epsilon": "train.clip_ratio",

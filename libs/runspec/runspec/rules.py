@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from runspec.problems import Problem
 from runspec.schema import WITH_OPTIONAL_STD, AgreementSpec, RunSpec
 
-_NO_EFFECT_IN_SFT = (
+_ONLY_WITH_ROLLOUTS = (
     "group_size",
     "min_group_size",
     "clip_ratio",
@@ -22,7 +22,8 @@ _NO_EFFECT_IN_SFT = (
     "updates_per_step",
 )
 _WITHOUT_GROUPS = ("reinforce_pp", "ppo")
-_ONLY_IN_PPO = ("gamma", "gae_lambda", "value_coef", "value_clip", "value_learning_rate")
+_ONLY_IN_PPO = ("gamma", "gae_lambda", "value_coef", "value_clip")
+_ONLY_IN_DPO = ("beta", "label_smoothing")
 
 
 def check_rules(spec: RunSpec) -> list[Problem]:
@@ -36,29 +37,41 @@ def check_rules(spec: RunSpec) -> list[Problem]:
 def check_no_effect(spec: RunSpec, said: frozenset[str]) -> list[Problem]:
     """Finds keys that the file says but that the algorithm never reads; `said` holds dotted names."""
     unread: tuple[str, ...] = ()
-    if spec.algorithm == "sft":
-        unread = _NO_EFFECT_IN_SFT + _ONLY_IN_PPO
-    elif spec.reinforces:
-        unread = () if spec.algorithm == "ppo" else _ONLY_IN_PPO
-        unread += () if spec.algorithm in WITH_OPTIONAL_STD else ("norm_adv_by_std",)
+    if spec.algorithm != "evaluate":
+        unread += () if spec.reinforces else _ONLY_WITH_ROLLOUTS
+        unread += () if spec.algorithm == "ppo" else _ONLY_IN_PPO
+        unread += () if spec.algorithm == "dpo" else _ONLY_IN_DPO
+        unread += ("loss_aggregation",) if spec.compares else ()
+        unread += () if spec.algorithm in ("ppo", "reward_model") else ("value_learning_rate",)
+    if spec.reinforces and spec.algorithm not in WITH_OPTIONAL_STD:
+        unread += ("norm_adv_by_std",)
     return [
         Problem(
             field=f"train.{key}",
-            message=f"has no effect with algorithm {spec.algorithm}; leave it out",
+            message=f"has no effect with algorithm {spec.algorithm}; {_instead(spec, key)}",
         )
         for key in unread
         if f"train.{key}" in said
     ]
 
 
+def _instead(spec: RunSpec, key: str) -> str:
+    # Other trainers call the weight of the KL beta.
+    return (
+        "the KL's weight is train.kl_coef" if key == "beta" and spec.reinforces else "leave it out"
+    )
+
+
 def _needs(spec: RunSpec) -> Iterator[tuple[str, str]]:
     """Parts without which the algorithm cannot start."""
-    if (spec.algorithm == "sft" or spec.reinforces) and not spec.data.train:
-        what = "conversations to imitate" if spec.algorithm == "sft" else "tasks to train on"
+    if spec.algorithm != "evaluate" and not spec.data.train:
+        what = "tasks to train on"
+        if not spec.reinforces:
+            what = "pairs to compare" if spec.compares else "conversations to imitate"
         yield "data.train", f"missing; algorithm {spec.algorithm} needs a JSONL file of {what}"
     if spec.algorithm == "evaluate" and not spec.data.eval:
         yield "data.eval", "missing; algorithm evaluate needs a JSONL file of tasks"
-    if (spec.algorithm == "evaluate" or spec.reinforces) and not spec.grader:
+    if spec.rolls_out and not spec.grader:
         yield (
             "grader",
             f"missing; algorithm {spec.algorithm} needs a grader definition, "
@@ -66,11 +79,18 @@ def _needs(spec: RunSpec) -> Iterator[tuple[str, str]]:
         )
     if not spec.agreement.labels and spec.agreement != AgreementSpec():
         yield "agreement.labels", "missing; an agreement needs a file of the labels of people"
-    if spec.agreement.labels and spec.algorithm == "sft":
+    if spec.agreement.labels and not spec.rolls_out:
         yield (
             "agreement.labels",
-            "has no effect with algorithm sft, which grades nothing; leave it out",
+            f"has no effect with algorithm {spec.algorithm}, which grades nothing; leave it out",
         )
+    for key in ("system_prompt", "tools"):
+        if spec.algorithm == "reward_model" and getattr(spec.rollout, key):
+            yield (
+                f"rollout.{key}",
+                "has no effect with algorithm reward_model, which reads conversations as graders "
+                "send them; leave it out",
+            )
     if spec.eval.every_steps > 0 and not spec.data.eval:
         yield "eval.every_steps", f"is {spec.eval.every_steps}, but data.eval names no file"
 
@@ -91,7 +111,7 @@ def _limits(spec: RunSpec) -> Iterator[tuple[str, str]]:
             "train.warmup_steps",
             f"is {train.warmup_steps}, more than train.max_steps ({train.max_steps})",
         )
-    if spec.algorithm != "sft" and spec.retry.group_timeout < rollout.timeout:
+    if spec.rolls_out and spec.retry.group_timeout < rollout.timeout:
         yield (
             "retry.group_timeout",
             f"is {spec.retry.group_timeout}, shorter than rollout.timeout ({rollout.timeout}): "

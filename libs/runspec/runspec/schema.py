@@ -13,6 +13,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 Algorithm = Literal[
     "sft",
+    "dpo",
+    "reward_model",
     "grpo",
     "dr_grpo",
     "dapo",
@@ -36,6 +38,9 @@ REINFORCEMENT: tuple[Algorithm, ...] = (
     "ppo",
 )
 """Algorithms that learn from the rewards of rollouts."""
+
+PREFERENCE: tuple[Algorithm, ...] = ("dpo", "reward_model")
+"""Algorithms that learn from pairs of responses."""
 
 WITH_OPTIONAL_STD: tuple[Algorithm, ...] = ("grpo", "dapo", "gspo")
 """Of those, the ones that may divide advantages by the group's standard deviation."""
@@ -116,18 +121,18 @@ class DataSpec(Section):
     """Which rows to learn from and to measure on: JSONL files relative to the run file, dataset ids once uploaded."""
 
     train: str = ""
-    """Rows to train on: conversations for sft, tasks for reinforcement."""
+    """Rows to train on: conversations for sft, pairs for dpo and reward_model, tasks for reinforcement."""
     eval: str = ""
-    """Rows to measure on: conversations for sft, tasks for reinforcement and evaluate."""
+    """Rows to measure on: pairs for dpo and reward_model, tasks for reinforcement and evaluate."""
 
 
 class TrainSpec(Section):
     """How the weights are updated."""
 
     max_steps: int = Field(ge=1, le=1_000_000)
-    """Optimiser updates in all; by default 30 for sft, 10 for reinforcement."""
+    """Optimiser updates in all; by default 10 for reinforcement, 30 for all others."""
     learning_rate: float = Field(gt=0, le=1)
-    """Peak learning rate; by default 2e-4 for sft, 1e-4 for reinforcement."""
+    """Peak learning rate; by default 2e-4 for sft, 5e-5 for dpo, 1e-4 for all others."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear"] = "constant"
@@ -137,7 +142,7 @@ class TrainSpec(Section):
     weight_decay: float = Field(default=0.0, ge=0, lt=1)
     """Decoupled weight decay."""
     batch_size: int = Field(ge=1, le=65_536)
-    """Rows per step for sft (default 16), tasks (groups) per step for reinforcement (default 8)."""
+    """Rows or pairs per step for sft, dpo and reward_model (default 16), tasks (groups) for reinforcement (8)."""
     group_size: int = Field(default=8, ge=1, le=4096)
     """Rollouts per task and step."""
     min_group_size: int = Field(default=2, ge=2)
@@ -175,13 +180,17 @@ class TrainSpec(Section):
     value_clip: float = Field(default=0.2, gt=0)
     """For ppo: how far a value may move per batch before its loss is clipped."""
     value_learning_rate: float = Field(default=1e-3, gt=0, le=1)
-    """For ppo: peak learning rate of the value head."""
+    """For ppo and reward_model: peak learning rate of the head that gives values or scores."""
+    beta: float = Field(default=0.1, gt=0, le=100)
+    """For dpo: how closely the policy keeps to the reference, as the weight of the KL that the loss stands for."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """For dpo: share of pairs that are taken to be labelled the wrong way round."""
     max_staleness: int = Field(default=0, ge=0, le=64)
     """Policy versions that the acting weights may lag behind; 0 is synchronous."""
     updates_per_step: int = Field(default=1, ge=1, le=64)
     """Optimiser updates per batch of rollouts."""
     checkpoint_every_steps: int = Field(default=1, ge=1)
-    """For sft: save a checkpoint every this many steps. Runs with rollouts save after every update."""
+    """Save a checkpoint every this many steps: sft, dpo, reward_model. Runs with rollouts save after every update."""
 
 
 class RolloutSpec(Section):
@@ -228,7 +237,7 @@ class EvalSpec(Section):
     max_tasks: int = Field(default=0, ge=0)
     """At most this many tasks of the evaluation set; 0 means all."""
     every_steps: int = Field(default=0, ge=0)
-    """Evaluate during training every this many steps; 0 means never."""
+    """Evaluate during training every this many steps; 0 means never (dpo and reward_model: only before and after)."""
 
 
 _REINFORCEMENT_DEFAULTS: Mapping[str, object] = {
@@ -265,6 +274,8 @@ class AgreementSpec(Section):
 
 TRAIN_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "sft": {"max_steps": 30, "learning_rate": 2e-4, "batch_size": 16},
+    "dpo": {"max_steps": 30, "learning_rate": 5e-5, "batch_size": 16},
+    "reward_model": {"max_steps": 30, "learning_rate": 1e-4, "batch_size": 16},
     "grpo": _REINFORCEMENT_DEFAULTS,
     "dr_grpo": {
         **_REINFORCEMENT_DEFAULTS,
@@ -292,7 +303,7 @@ class RunSpec(Section):
     name: str = Field(default="run", pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
     """For people, part of the run_id: lower-case letters, digits and dashes, at most 40; default the file's name."""
     algorithm: Algorithm
-    """What to do: sft imitates conversations, evaluate only measures, all others learn from rewards."""
+    """sft imitates, dpo and reward_model learn from pairs, evaluate only measures, all others learn from rewards."""
     model: ModelSpec
     """Which weights to start from."""
     lora: LoraSpec = LoraSpec()
@@ -318,6 +329,16 @@ class RunSpec(Section):
     def reinforces(self) -> bool:
         """Whether the run learns from rewards."""
         return self.algorithm in REINFORCEMENT
+
+    @property
+    def compares(self) -> bool:
+        """Whether the run learns from pairs of responses."""
+        return self.algorithm in PREFERENCE
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether the agent acts in the run."""
+        return self.reinforces or self.algorithm == "evaluate"
 
     @model_validator(mode="before")
     @classmethod

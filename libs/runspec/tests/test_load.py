@@ -72,8 +72,9 @@ def test_defaults_follow_the_algorithm(tmp_path: Path) -> None:
         (
             "algorithm: grpo",
             "algorithm: grop",
-            "run.yaml:1: algorithm: found the text 'grop', expected 'sft', 'grpo', 'dr_grpo', 'dapo', 'rloo', "
-            "'reinforce_pp', 'reinforce_pp_baseline', 'gspo', 'ppo' or 'evaluate'; did you mean grpo?",
+            "run.yaml:1: algorithm: found the text 'grop', expected 'sft', 'dpo', 'reward_model', 'grpo', "
+            "'dr_grpo', 'dapo', 'rloo', 'reinforce_pp', 'reinforce_pp_baseline', 'gspo', 'ppo' "
+            "or 'evaluate'; did you mean grpo?",
         ),
         (
             "max_steps: 3",
@@ -88,7 +89,7 @@ def test_defaults_follow_the_algorithm(tmp_path: Path) -> None:
         (
             "max_steps: 3",
             "beta: 0.1",
-            "run.yaml:8: train.beta: unknown key; Hone calls it train.kl_coef",
+            "run.yaml:8: train.beta: has no effect with algorithm grpo; the KL's weight is train.kl_coef",
         ),
         (
             "tools: [calculator]",
@@ -332,3 +333,59 @@ def test_agreement_has_no_effect_on_imitation(tmp_path: Path) -> None:
     )
     (line,) = errors(tmp_path, text)
     assert line.startswith("run.yaml:4: agreement.labels: has no effect with algorithm sft")
+
+
+PAIRS = "algorithm: dpo\nmodel: {path: m}\ndata: {train: pairs.jsonl}\n"
+
+
+def test_runs_over_pairs_have_defaults_of_their_own(tmp_path: Path) -> None:
+    dpo = load(tmp_path, PAIRS).spec
+    assert (dpo.train.max_steps, dpo.train.batch_size, dpo.train.learning_rate) == (30, 16, 5e-5)
+    assert (dpo.train.beta, dpo.train.label_smoothing) == (0.1, 0.0)
+    assert (dpo.compares, dpo.rolls_out, dpo.reinforces) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("train:\n  kl_coef: 0.1\n", "train.kl_coef: has no effect with algorithm dpo"),
+        ("train:\n  gamma: 0.9\n", "train.gamma: has no effect with algorithm dpo"),
+        (
+            "train:\n  loss_aggregation: constant\n",
+            "train.loss_aggregation: has no effect with algorithm dpo",
+        ),
+        (
+            "train:\n  value_learning_rate: 0.01\n",
+            "train.value_learning_rate: has no effect with algorithm dpo",
+        ),
+        ("train:\n  label_smoothing: 0.5\n", "train.label_smoothing: found the number 0.5"),
+        ("train:\n  beta: 0\n", "train.beta: found the number 0"),
+        ("eval:\n  every_steps: 2\n", "eval.every_steps: is 2, but data.eval names no file"),
+        ("agreement: {labels: a.csv}\n", "has no effect with algorithm dpo, which grades nothing"),
+    ],
+)
+def test_what_a_run_over_pairs_never_reads_is_an_error(
+    tmp_path: Path, more: str, expected: str
+) -> None:
+    (line,) = errors(tmp_path, PAIRS + more)
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("train: {beta: 0.2}\n", "train.beta: has no effect with algorithm reward_model"),
+        ("rollout: {system_prompt: x}\n", "rollout.system_prompt: has no effect"),
+        ("rollout: {tools: [a]}\n", "rollout.tools: has no effect with algorithm reward_model"),
+    ],
+)
+def test_what_a_reward_model_never_reads_is_an_error(
+    tmp_path: Path, more: str, expected: str
+) -> None:
+    (line,) = errors(tmp_path, PAIRS.replace("dpo", "reward_model") + more)
+    assert expected in line
+
+
+def test_run_over_pairs_needs_a_file_of_them(tmp_path: Path) -> None:
+    (line,) = errors(tmp_path, "algorithm: dpo\nmodel: {path: m}\n")
+    assert "data.train: missing; algorithm dpo needs a JSONL file of pairs to compare" in line

@@ -334,3 +334,30 @@ def test_a_conversation_that_is_over_asks_for_no_further_turn() -> None:
     assert text.startswith("<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n<tool_call>")
     assert text.endswith("<|im_start|>assistant\n2<|im_end|>\n")
     assert text.count("<|im_end|>") == 4
+
+
+def test_turns_that_were_given_are_context_and_not_learned() -> None:
+    messages = [
+        ChatMessage(role=role, content=(text,))
+        for role, text in ((Role.USER, "a"), (Role.ASSISTANT, "b"), (Role.USER, "c"))
+    ]
+    messages.append(ChatMessage(role=Role.ASSISTANT, content=("<think>d</think>e",)))
+    for template, num_rows in ((CHATML, 1), (FORGETFUL, 1)):
+        tokenizer = CharTokenizer(template)
+        renderer = ChatRenderer(tokenizer)
+        whole = renderer.render_conversation(messages, ())
+        rows = renderer.render_conversation(messages, (), num_given=3)
+        assert len(rows) == num_rows
+        assert rows[-1].token_ids == whole[-1].token_ids
+        learned = [i for i, m in zip(rows[-1].token_ids, rows[-1].loss_mask, strict=True) if m]
+        assert tokenizer.decode(learned) == "<think>d</think>e<|im_end|>"
+
+
+def test_row_without_a_turn_to_learn_is_left_out() -> None:
+    thought = ChatMessage(role=Role.ASSISTANT, content=("<think>b</think>c",))
+    asks = ChatMessage(role=Role.USER, content=("a",))
+    renderer = ChatRenderer(CharTokenizer(FORGETFUL))
+    messages = [asks, thought, asks, thought]
+    assert len(renderer.render_conversation(messages, ())) == 2
+    (row,) = renderer.render_conversation(messages, (), num_given=3)
+    assert any(row.loss_mask)

@@ -181,11 +181,21 @@ class ChatRenderer:
         return Continuation(text=text, token_ids=suffix, forked=False)
 
     def render_conversation(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolDefinition]
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolDefinition],
+        *,
+        num_given: int = 0,
     ) -> list[RenderedRow]:
         """Lays a recorded conversation out as a rollout of it would lie, one row per fork.
 
-        Messages after the last assistant turn are left out, since nothing was sampled after them.
+        Messages after the last assistant turn are left out, since nothing was sampled after them; rows without a
+        sampled token are, too.
+
+        Args:
+            messages: the conversation.
+            tools: as for `initial`.
+            num_given: how many messages at the start were given, even those of the assistant.
 
         Raises:
             RenderError: there is no assistant message, or the template refuses the conversation.
@@ -202,7 +212,7 @@ class ChatRenderer:
         for index, start in enumerate(turns):
             sampled = (*self._encode(self._clean(raw[start].text)), self.end_of_turn_id)
             ids += sampled
-            mask += [True] * len(sampled)
+            mask += [start >= num_given] * len(sampled)
             if index + 1 == len(turns):
                 break
             step = self.tool_result_suffix(
@@ -219,7 +229,7 @@ class ChatRenderer:
             mask += [False] * len(step.token_ids)
             text = step.text
         rows.append(RenderedRow(token_ids=tuple(ids), loss_mask=tuple(mask)))
-        return rows
+        return [row for row in rows if any(row.loss_mask)]
 
     def write_assistant(self, message: ChatMessage) -> str:
         """Writes an assistant message as the policy would have: reasoning, content, calls."""

@@ -7,6 +7,9 @@ from servicekit.errors import NotFound
 
 CONFIG = "adapter_config.json"
 
+REWARD_MODEL = "reward_model"
+"""Folder of a run's reward model: a whole model, with its adapter beside."""
+
 
 class AdapterStore:
     """Finds adapters by run or by folder."""
@@ -19,6 +22,10 @@ class AdapterStore:
         """Returns where the adapter of a run lies once the run is complete."""
         return self._runs.folder(run_id) / "adapter"
 
+    def reward_model(self, run_id: str) -> Path:
+        """Returns where the reward model of a run lies once the run is complete."""
+        return self._runs.folder(run_id) / REWARD_MODEL
+
     def resolve(self, name: str) -> Path | None:
         """Returns the folder that `model.adapter` names; None for the empty name.
 
@@ -30,6 +37,9 @@ class AdapterStore:
         is_path = "/" in name or name.startswith(".")
         folder = Path(name) if is_path else self.folder(name)
         if not _is_file(folder / CONFIG):
+            if not is_path and _is_file(self.reward_model(name) / "config.json"):
+                said = f"run {name} made a reward model, which is no policy; name another run"
+                raise NotFound(f"model.adapter: {said}", violations={"model.adapter": said})
             what = f"folder {str(folder)[:200]}" if is_path else f"run {name}"
             said = f"{what} holds no {CONFIG}; name a run that is complete, or a folder as peft writes it"
             raise NotFound(f"model.adapter: {said}", violations={"model.adapter": said})

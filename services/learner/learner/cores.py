@@ -5,22 +5,21 @@ torch is imported on that thread when a run first needs it, so that the service 
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from learner.ports import Restored, ScoredRollout
+from learner.ports import Restored, RowData, ScoredRollout
+from learner.rendered import RenderedPair, RowRenderer, Rows
 from learner.settings import LearnerSettings
 from modelstore.resolve import resolve_model
-from runspec.rows import SftRow
 from runspec.schema import WITH_OPTIONAL_STD, RunSpec
-from servicekit.errors import InvalidArgument
-from trajectory.rendering import ChatRenderer, RenderedRow, with_system_prompt
-from trajectory.types import ToolDefinition
+from trajectory.rendering import ChatRenderer
 
 if TYPE_CHECKING:
+    from learner.training.algorithms.pairs import Pair
     from learner.training.trainer import Trainer
 
 T = TypeVar("T")
@@ -35,19 +34,18 @@ class TorchCore:
         spec: RunSpec,
         folder: Path,
         adapter: Path | None,
-        rows: Sequence[SftRow],
-        tools: Mapping[str, ToolDefinition],
+        data: RowData,
         settings: LearnerSettings,
     ) -> None:
         """Prepares a core for a run in `folder`; nothing is loaded before `restore`."""
         self._spec = spec
         self._checkpoints = folder / "checkpoints"
         self._adapter = adapter
-        self._rows = rows
-        self._tools = tools
+        self._data = data
         self._settings = settings
-        self._rendered: list[tuple[RenderedRow, ...]] = []
-        """Training rows of each conversation; a template that rewrites history makes several."""
+        self._conversations: list[Rows] = []
+        self._pairs: list[RenderedPair] = []
+        self._held_out: list[RenderedPair] = []
         self._trainer: Trainer | None = None
         self._stop = threading.Event()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner.torch")
@@ -68,9 +66,26 @@ class TorchCore:
     async def sft_step(self, rows: Sequence[int], progress: Progress) -> dict[str, float]:
         """Updates the policy by the supervised rows at these indices."""
         tell = self._telling(progress)
-        chosen = [made for index in rows for made in self._rendered[index]]
+        chosen = [made for index in rows for made in self._conversations[index]]
         return await self._on_worker(
             lambda: self._loaded().sft_step(chosen, progress=tell, stop=self._stop)
+        )
+
+    async def preference_step(self, rows: Sequence[int], progress: Progress) -> dict[str, float]:
+        """Updates the policy by the pairs at these indices."""
+        tell = self._telling(progress)
+        chosen = [self._pairs[index] for index in rows]
+        return await self._on_worker(
+            lambda: self._loaded().preference_step(_pairs(chosen), progress=tell, stop=self._stop)
+        )
+
+    async def measure(self, progress: Progress) -> dict[str, float]:
+        """Returns figures of the held-out pairs."""
+        tell = self._telling(progress)
+        return await self._on_worker(
+            lambda: self._loaded().measure_pairs(
+                _pairs(self._held_out), progress=tell, stop=self._stop
+            )
         )
 
     async def save(self, restored: Restored) -> None:
@@ -78,8 +93,8 @@ class TorchCore:
         await self._on_worker(lambda: self._save(restored))
 
     async def export(self, folder: Path) -> None:
-        """Writes the adapter in the form that peft, vLLM and the rollout service open."""
-        await self._on_worker(lambda: self._loaded().policy.export_adapter(folder))
+        """Writes what the run made: the adapter as peft, vLLM and the rollout service open it, or a reward model."""
+        await self._on_worker(lambda: self._export(folder))
 
     def interrupt(self) -> None:
         """Lets the update under way end between two micro-batches."""
@@ -120,6 +135,10 @@ class TorchCore:
         spec = self._spec
         folder = resolve_model(spec.model.path, self._settings.model_cache_dir)
         tune_compute(self._settings.threads)
+        if spec.algorithm == "reward_model":
+            from learner.training.reward_export import check_classifier
+
+            check_classifier(folder)
         policy = load_policy(
             PolicySettings(
                 folder=folder,
@@ -131,13 +150,12 @@ class TorchCore:
                 target_modules=spec.lora.target_modules,
                 seed=spec.seed,
                 value_head=spec.algorithm == "ppo",
+                score_head=spec.algorithm == "reward_model",
             )
         )
         self._trainer = Trainer(policy, _trainer_settings(spec))
-        if self._rows:
-            self._rendered = self._render(
-                ChatRenderer(load_tokenizer(folder), tool_format=spec.rollout.tool_format)
-            )
+        if self._data.conversations or self._data.pairs:
+            self._render(ChatRenderer(load_tokenizer(folder), tool_format=spec.rollout.tool_format))
         checkpoint = latest_checkpoint(self._checkpoints)
         if checkpoint is None:
             return None
@@ -156,30 +174,43 @@ class TorchCore:
         assert trainer.policy_version == restored.policy_version
         save_checkpoint(self._checkpoints, trainer, restored.state)
 
-    def _render(self, renderer: ChatRenderer) -> list[tuple[RenderedRow, ...]]:
-        """Lays the conversations out as rollouts of them would lie.
+    def _export(self, folder: Path) -> None:
+        policy = self._loaded().policy
+        if self._spec.algorithm != "reward_model":
+            policy.export_adapter(folder)
+            return
+        from learner.training.model import load_tokenizer
+        from learner.training.reward_export import export_reward_model
+
+        base = resolve_model(self._spec.model.path, self._settings.model_cache_dir)
+        export_reward_model(policy, base, load_tokenizer(base), folder)
+
+    def _render(self, renderer: ChatRenderer) -> None:
+        """Lays the rows out as the algorithm reads them.
 
         Raises:
-            InvalidArgument: a row is longer than a rollout may be.
+            InvalidArgument: a row is longer than a rollout may be, or the chat template refuses it.
         """
-        spec, rendered = self._spec.rollout, []
-        named = tuple(self._tools[name] for name in spec.tools)
-        for number, row in enumerate(self._rows, start=1):
-            messages = with_system_prompt(row.messages, spec.system_prompt)
-            made = tuple(renderer.render_conversation(messages, row.tools or named))
-            longest = max(len(part.token_ids) for part in made)
-            if longest > spec.max_total_tokens:
-                raise InvalidArgument(
-                    f"row {number} has {longest} tokens; rollout.max_total_tokens is "
-                    f"{spec.max_total_tokens}"
-                )
-            rendered.append(made)
-        return rendered
+        rows = RowRenderer(renderer, self._spec, self._data)
+        self._conversations = rows.conversations(self._data)
+        self._pairs = rows.pairs(self._data.pairs, "data.train")
+        limit = self._spec.eval.max_tasks or None
+        self._held_out = rows.pairs(self._data.held_out[:limit], "data.eval")
+
+
+def _pairs(rendered: Sequence[RenderedPair]) -> "list[Pair]":
+    from learner.training.algorithms.pairs import Pair
+
+    return [
+        Pair(chosen=pair.chosen, rejected=pair.rejected, margin=pair.margin) for pair in rendered
+    ]
 
 
 def _trainer_settings(spec: RunSpec) -> Any:
+    from learner.training.algorithms.dpo import DpoSettings
     from learner.training.algorithms.policy_gradient import PolicyGradientSettings
     from learner.training.algorithms.ppo import PpoSettings
+    from learner.training.algorithms.reward_model import RewardModelSettings
     from learner.training.algorithms.table import KINDS
     from learner.training.schedule import ScheduleSettings
     from learner.training.trainer import TrainerSettings
@@ -197,6 +228,11 @@ def _trainer_settings(spec: RunSpec) -> Any:
         updates_per_step=train.updates_per_step,
         value_learning_rate=train.value_learning_rate,
     )
+    if spec.algorithm == "dpo":
+        kind = DpoSettings(beta=train.beta, label_smoothing=train.label_smoothing)
+        return replace(settings, preferences=kind)
+    if spec.algorithm == "reward_model":
+        return replace(settings, preferences=RewardModelSettings())
     if not spec.reinforces:
         return settings
     policy = replace(

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from learner.runs import write_atomically
+from runspec.preferences import PreferenceRow, parse_preferences
 from runspec.problems import RowErrors
 from runspec.rows import SftRow, parse_sft_rows, parse_tasks
 from servicekit.errors import InvalidArgument, NotFound
 from trajectory.types import Task
 
-Kind = Literal["tasks", "sft"]
+Kind = Literal["tasks", "sft", "preferences"]
 
 
 class DatasetStore:
@@ -47,7 +48,7 @@ class DatasetStore:
         """Reads tasks.
 
         Raises:
-            NotFound: no such set. InvalidArgument: it holds conversations.
+            NotFound: no such set. InvalidArgument: it holds something else.
         """
         self._check_kind(dataset_id, "tasks")
         return parse_tasks(self._read(dataset_id), source=dataset_id, required=set())
@@ -56,10 +57,19 @@ class DatasetStore:
         """Reads conversations to imitate.
 
         Raises:
-            NotFound: no such set. InvalidArgument: it holds tasks.
+            NotFound: no such set. InvalidArgument: it holds something else.
         """
         self._check_kind(dataset_id, "sft")
         return parse_sft_rows(self._read(dataset_id), source=dataset_id)
+
+    def preferences(self, dataset_id: str) -> list[PreferenceRow]:
+        """Reads pairs of responses.
+
+        Raises:
+            NotFound: no such set. InvalidArgument: it holds something else.
+        """
+        self._check_kind(dataset_id, "preferences")
+        return parse_preferences(self._read(dataset_id), source=dataset_id)
 
     def _check_kind(self, dataset_id: str, kind: Kind) -> None:
         if not dataset_id.startswith(f"{kind}-"):
@@ -75,12 +85,16 @@ class DatasetStore:
             raise NotFound(f"data set {dataset_id} is not stored here; upload it first") from None
 
     def _path(self, dataset_id: str) -> Path:
-        if not re.fullmatch(r"(tasks|sft)-[0-9a-f]{32}", dataset_id):
+        if not re.fullmatch(r"(tasks|sft|preferences)-[0-9a-f]{32}", dataset_id):
             raise InvalidArgument(f"dataset_id: found {dataset_id[:80]!r}; UploadDataset gives ids")
         return self._folder / f"{dataset_id}.jsonl"
 
 
-def _parse(kind: Kind, content: bytes, *, source: str) -> list[Task] | list[SftRow]:
+def _parse(
+    kind: Kind, content: bytes, *, source: str
+) -> list[Task] | list[SftRow] | list[PreferenceRow]:
     if kind == "tasks":
         return parse_tasks(content, source=source, required=set())
+    if kind == "preferences":
+        return parse_preferences(content, source=source)
     return parse_sft_rows(content, source=source)

@@ -1,11 +1,13 @@
 """What the run controller needs of the training core; `worker` implements it over torch, tests over nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trajectory.types import TokenRow
+from runspec.preferences import PreferenceRow
+from runspec.rows import SftRow
+from trajectory.types import TokenRow, ToolDefinition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,20 @@ class Restored:
     step: int
     policy_version: int
     state: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowData:
+    """Rows that a run without rollouts learns from."""
+
+    conversations: Sequence[SftRow] = ()
+    """To imitate."""
+    pairs: Sequence[PreferenceRow] = ()
+    """To compare."""
+    held_out: Sequence[PreferenceRow] = ()
+    """To measure on."""
+    tools: Mapping[str, ToolDefinition] = field(default_factory=dict)
+    """Those that the run file names, for rows that bring none."""
 
 
 class Stopped(Exception):
@@ -66,12 +82,22 @@ class TrainingCore(Protocol):
         """Updates the policy by the supervised rows at these indices."""
         ...
 
+    async def preference_step(
+        self, rows: Sequence[int], progress: Callable[[int, int], None]
+    ) -> dict[str, float]:
+        """Updates the policy by the pairs at these indices."""
+        ...
+
+    async def measure(self, progress: Callable[[int, int], None]) -> dict[str, float]:
+        """Returns figures of the held-out pairs."""
+        ...
+
     async def save(self, restored: Restored) -> None:
         """Writes a checkpoint, whole or not at all."""
         ...
 
     async def export(self, folder: Path) -> None:
-        """Writes the adapter in the form that peft, vLLM and the rollout service open."""
+        """Writes what the run made: the adapter as peft, vLLM and the rollout service open it, or a reward model."""
         ...
 
     def interrupt(self) -> None:

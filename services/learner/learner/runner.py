@@ -16,13 +16,12 @@ from learner.datasets import DatasetStore
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import run_evaluate
 from learner.jobs.reinforce import ReinforcementJob
-from learner.jobs.sft import SftJob
+from learner.jobs.rows import RowJob, RowSteps
 from learner.manager import RunReporter
-from learner.ports import TrainingCore
+from learner.ports import RowData, TrainingCore
 from learner.runlog import BusRunLog
 from learner.runs import Run, RunStore
 from runspec.convert import run_spec_from_proto
-from runspec.rows import SftRow
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition
 from trajectory.types import ToolDefinition
@@ -44,10 +43,9 @@ class MakeCore(Protocol):
         spec: RunSpec,
         folder: Path,
         adapter: Path | None,
-        rows: Sequence[SftRow],
-        tools: Mapping[str, ToolDefinition],
+        data: RowData,
     ) -> TrainingCore:
-        """Takes the spec, the run's folder, the starting adapter, supervised rows and their tools."""
+        """Takes the spec, the run's folder, the starting adapter, and rows of a run without rollouts."""
         ...
 
 
@@ -96,24 +94,42 @@ class Runner:
 
     async def _train(self, context: JobContext, adapter: Path | None) -> dict[str, float]:
         spec = context.spec
-        sft = spec.algorithm == "sft"
-        rows = self._datasets.sft_rows(spec.data.train) if sft else []
-        tools = await self._tools.definitions(spec.rollout.tools if sft else ())
-        core = self._make_core(spec, context.folder, adapter, rows, tools)
+        data = await self._row_data(spec)
+        core = self._make_core(spec, context.folder, adapter, data)
         watch = asyncio.create_task(_interrupt_on(context.stop, core))
         try:
-            if sft:
-                metrics = await SftJob(context, core, len(rows)).run()
-            else:
+            if spec.reinforces:
                 tasks = self._datasets.tasks(spec.data.train)
                 wants_eval = bool(spec.eval.every_steps and spec.data.eval)
                 eval_tasks = self._datasets.tasks(spec.data.eval) if wants_eval else []
                 metrics = await ReinforcementJob(context, core, tasks, eval_tasks).run()
-            await core.export(self._adapters.folder(context.run_id))
+            else:
+                metrics = await RowJob(context, core, _row_steps(core, data)).run()
+            await core.export(self._result_folder(context))
             return metrics
         finally:
             watch.cancel()
             await core.close()
+
+    def _result_folder(self, context: JobContext) -> Path:
+        """Returns where the run's result goes; a reward model is no adapter that another run could start from."""
+        if context.spec.algorithm == "reward_model":
+            return self._adapters.reward_model(context.run_id)
+        return self._adapters.folder(context.run_id)
+
+    async def _row_data(self, spec: RunSpec) -> RowData:
+        if spec.compares:
+            return RowData(
+                pairs=self._datasets.preferences(spec.data.train),
+                held_out=self._datasets.preferences(spec.data.eval) if spec.data.eval else (),
+                tools=await self._tools.definitions(spec.rollout.tools),
+            )
+        if spec.algorithm == "sft":
+            return RowData(
+                conversations=self._datasets.sft_rows(spec.data.train),
+                tools=await self._tools.definitions(spec.rollout.tools),
+            )
+        return RowData()
 
     async def announce_end(self, run: Run, spec_json: str) -> None:
         """Tells the log how a run ended."""
@@ -134,6 +150,16 @@ class Runner:
             temperature=temperature,
             eval_temperature=temperature if measured_at is None else measured_at,
         )
+
+
+def _row_steps(core: TrainingCore, data: RowData) -> RowSteps:
+    if data.conversations:
+        return RowSteps(num_rows=len(data.conversations), step=core.sft_step)
+    return RowSteps(
+        num_rows=len(data.pairs),
+        step=core.preference_step,
+        measure=core.measure if data.held_out else None,
+    )
 
 
 async def _interrupt_on(stop: asyncio.Event, core: TrainingCore) -> None:

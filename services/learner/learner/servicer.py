@@ -1,7 +1,7 @@
 """The learner's gRPC face: thin, over the run manager and the data sets."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from google.protobuf import json_format
@@ -23,6 +23,12 @@ from servicekit.errors import InvalidArgument, OutOfRange
 from trajectory.toolformats import TOOL_FORMATS
 
 DEFAULT_PAGE, MAX_PAGE = 50, 500
+
+DATASET_KINDS: "Mapping[pb.DatasetKind.ValueType, Kind]" = {
+    pb.DATASET_KIND_TASKS: "tasks",
+    pb.DATASET_KIND_SFT: "sft",
+    pb.DATASET_KIND_PREFERENCES: "preferences",
+}
 
 
 class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
@@ -58,12 +64,12 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
                     f"the data set is larger than {self._max_dataset_bytes} bytes; "
                     "HONE_LEARNER_MAX_DATASET_BYTES raises the limit"
                 )
-        if kind not in (pb.DATASET_KIND_TASKS, pb.DATASET_KIND_SFT):
+        if kind not in DATASET_KINDS:
             raise InvalidArgument(
                 "kind: the first message must say what the set holds",
                 violations={"kind": "is required"},
             )
-        name: Kind = "tasks" if kind == pb.DATASET_KIND_TASKS else "sft"
+        name = DATASET_KINDS[kind]
         # Large sets take seconds to read; other calls go on meanwhile.
         dataset_id, count = await asyncio.to_thread(self._datasets.store, name, bytes(content))
         return pb.UploadDatasetResponse(dataset_id=dataset_id, row_count=count)
@@ -102,6 +108,10 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     def _check_data(self, spec: RunSpec) -> None:
         if spec.algorithm == "sft":
             self._datasets.sft_rows(spec.data.train)
+        elif spec.compares:
+            self._datasets.preferences(spec.data.train)
+            if spec.data.eval:
+                self._datasets.preferences(spec.data.eval)
         elif spec.reinforces:
             self._datasets.tasks(spec.data.train)
         if spec.algorithm == "evaluate" or (spec.reinforces and spec.eval.every_steps):

@@ -317,3 +317,29 @@ def test_step_after_a_torn_line_is_kept(tmp_path: Path) -> None:
     (tmp_path / "run-1" / "metrics.jsonl").write_text('{"step": 0, "pol')
     store.append_step("run-1", Step(step=1, policy_version=1, end_time=0.0, metrics={}))
     assert [step.step for step in store.steps("run-1")] == [1]
+
+
+async def test_run_over_pairs_starts_from_a_set_of_pairs_and_of_nothing_else(stub: Any) -> None:
+    pair = json.dumps({"prompt": "1+1?", "chosen": "2", "rejected": "3"}).encode()
+    pairs = await upload(stub, pair, pb.DATASET_KIND_PREFERENCES)
+    assert pairs.row_count == 1
+    tasks = await upload(stub, json.dumps(ROW).encode())
+
+    async def start(train: str, held_out: str) -> Any:
+        data = {"train": train, "eval": held_out}
+        spec = spec_of(train, algorithm="dpo", grader=None, data=data)
+        request = pb.StartRunRequest(request_id=str(uuid.uuid4()), spec=spec)
+        return (await stub.StartRun(request)).run
+
+    with pytest.raises(InvalidArgument, match="needs one of kind preferences"):
+        await start(tasks.dataset_id, "")
+    with pytest.raises(InvalidArgument, match="needs one of kind preferences"):
+        await start(pairs.dataset_id, tasks.dataset_id)
+    run = await start(pairs.dataset_id, pairs.dataset_id)
+    assert (run.spec.algorithm, run.spec.train.beta) == ("dpo", 0.1)
+
+
+async def test_bad_pairs_are_named_by_line(stub: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await upload(stub, b'{"prompt": "x", "chosen": "a"}', pb.DATASET_KIND_PREFERENCES)
+    assert any(field.startswith("line 1: rejected") for field in caught.value.violations)

@@ -1,4 +1,4 @@
-"""The part that sft, train and evaluate share."""
+"""The part that the commands that start runs share."""
 
 from collections.abc import Sequence
 from pathlib import Path

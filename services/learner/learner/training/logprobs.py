@@ -11,7 +11,7 @@ length, V vocabulary.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,7 +70,7 @@ class Scorer(Protocol):
     """Splits a batch into micro-batches."""
 
     def split(self, tokens: PolicyTokens) -> list[Microbatch]:
-        """Returns micro-batches that hold every policy token once."""
+        """Returns micro-batches that hold every policy token once, and units whole."""
         ...
 
 
@@ -88,7 +88,11 @@ class TreeScorer:
         # The last policy token is predicted from the token before it; what follows is not needed.
         lengths = tokens.position_T[firsts[1:] - 1]
         inputs = [row[:length] for row, length in zip(tokens.rows, lengths, strict=True)]
-        trees = build_tree(inputs, self._max_nodes)
+        trees = (
+            build_tree(inputs, self._max_nodes)
+            if tokens.unit_R is None
+            else _trees_of_units(inputs, tokens.unit_R, self._max_nodes)
+        )
         return [_tree_microbatch(tree, tokens, firsts, self._device) for tree in trees]
 
 
@@ -127,7 +131,7 @@ class TreeMicrobatch:
             self.target_P,
             temperature,
         )
-        values = None if value_head is None else value_head(hidden_MX)[self.state_P, 0]
+        values = None if value_head is None else value_head(hidden_MX.float())[self.state_P, 0]
         return TokenScores(logprobs_P=logprobs, entropy_P=entropy, values_P=values)
 
 
@@ -141,14 +145,16 @@ class PlainScorer:
 
     def split(self, tokens: PolicyTokens) -> list[Microbatch]:
         """Returns micro-batches of rows of similar length."""
-        order = sorted(range(len(tokens.rows)), key=lambda index: -len(tokens.rows[index]))
         firsts = np.concatenate(([0], np.cumsum(tokens.counts)))
+        units = _units(tokens)
+        longest_in = [max(len(tokens.rows[index]) for index in unit) for unit in units]
         parts: list[list[int]] = []
-        for index in order:
-            longest = len(tokens.rows[parts[-1][0]]) if parts else 0
-            if not parts or longest * (len(parts[-1]) + 1) > self._max_tokens:
+        longest = 0
+        for place in sorted(range(len(units)), key=lambda place: -longest_in[place]):
+            if not parts or longest * (len(parts[-1]) + len(units[place])) > self._max_tokens:
                 parts.append([])
-            parts[-1].append(index)
+                longest = longest_in[place]
+            parts[-1] += units[place]
         return [_plain_microbatch(part, tokens, firsts, self._device) for part in parts]
 
 
@@ -176,7 +182,8 @@ class PlainMicrobatch:
         )
         values = None
         if value_head is not None:
-            values = value_head(found.hidden_states[-1][self.row_P, self.position_P - 1])[:, 0]
+            hidden_PX = found.hidden_states[-1][self.row_P, self.position_P - 1]
+            values = value_head(hidden_PX.float())[:, 0]
         logits_PV = found.logits[self.row_P, self.position_P - 1].float() / temperature
         logprobs_PV = logits_PV.log_softmax(-1)
         with torch.no_grad():
@@ -244,6 +251,39 @@ def _mean_difference(model: Any, tree: Scorer, plain: Scorer) -> float:
                     return float("inf")
             found.append(logprobs)
     return float((found[0] - found[1]).abs().mean())
+
+
+def _units(tokens: PolicyTokens) -> list[list[int]]:
+    """Returns the rows of each unit."""
+    if tokens.unit_R is None:
+        return [[index] for index in range(len(tokens.rows))]
+    return [np.flatnonzero(tokens.unit_R == unit).tolist() for unit in np.unique(tokens.unit_R)]
+
+
+def _trees_of_units(
+    inputs: Sequence[IntArray], unit_R: IntArray, max_nodes: int
+) -> list[TokenTree]:
+    """Packs units into trees, each unit into one; only a unit that is longer by itself exceeds `max_nodes`."""
+    packs: list[list[int]] = []
+    filled = 0
+    for unit in np.unique(unit_R):
+        rows = np.flatnonzero(unit_R == unit).tolist()
+        needed = _one_tree([inputs[row] for row in rows]).num_nodes
+        if not packs or filled + needed > max_nodes:
+            packs.append([])
+            filled = 0
+        packs[-1] += rows
+        filled += needed
+    trees = []
+    for pack in packs:
+        tree = _one_tree([inputs[row] for row in pack])
+        trees.append(replace(tree, row_index=tuple(pack[place] for place in tree.row_index)))
+    return trees
+
+
+def _one_tree(rows: Sequence[IntArray]) -> TokenTree:
+    (tree,) = build_tree(rows, sum(len(row) for row in rows))
+    return tree
 
 
 def _tree_microbatch(

@@ -50,6 +50,8 @@ class PolicySettings:
     """Of the new adapter's first half; the second starts at zero."""
     value_head: bool = False
     """Whether the policy says what to expect of a state."""
+    score_head: bool = False
+    """Whether it gives conversations a score: a head without a bias, as sequence classifiers have it."""
 
 
 class Policy:
@@ -62,7 +64,7 @@ class Policy:
         self._peft = model
         self._has_reference = has_reference
         self.value_head = value_head
-        """From hidden states to values, in float32; switching the adapter off leaves it as it is."""
+        """From hidden states to values or scores, in float32; switching the adapter off leaves it as it is."""
         self._names = {
             name: parameter
             for name, parameter in model.named_parameters()
@@ -178,16 +180,18 @@ def load_policy(settings: PolicySettings, device: torch.device | None = None) ->
         model.base_model.set_adapter(POLICY)
     # No dropout: rollouts were sampled without, and KL at step 0 is exactly 0.
     model.eval()
-    head = _new_value_head(base) if settings.value_head else None
+    head = None
+    if settings.value_head or settings.score_head:
+        head = _new_head(base, bias=settings.value_head)
     return Policy(model, has_reference=folder is not None, value_head=head)
 
 
-def _new_value_head(base: Any) -> torch.nn.Linear:
+def _new_head(base: Any, *, bias: bool) -> torch.nn.Linear:
     """Makes a head that at first says 0 of every state."""
     size = base.get_output_embeddings().weight.shape[1]
-    head = torch.nn.Linear(size, 1, device=base.device, dtype=torch.float32)
-    torch.nn.init.zeros_(head.weight)
-    torch.nn.init.zeros_(head.bias)
+    head = torch.nn.Linear(size, 1, bias=bias, device=base.device, dtype=torch.float32)
+    for parameter in head.parameters():
+        torch.nn.init.zeros_(parameter)
     return head
 
 
@@ -265,6 +269,14 @@ def _check_adapter(folder: Path, field: str) -> None:
         raise ModelUnusableError(
             f"{field}: {str(folder)!r} is not an adapter as peft writes it: "
             f"{', '.join(missing)} missing"
+        )
+    try:
+        task = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("task_type")
+    except (ValueError, AttributeError) as error:
+        raise ModelUnusableError(f"{field}: {folder / ADAPTER_CONFIG}: {error}") from error
+    if task not in (None, "CAUSAL_LM"):
+        raise ModelUnusableError(
+            f"{field}: {str(folder)!r} is an adapter for {task}, a policy needs one for CAUSAL_LM"
         )
 
 

@@ -45,6 +45,8 @@ class PolicyTokens:
     """Its place in the row; at least 1, since something must come before it."""
     counts: tuple[int, ...]
     """Policy tokens of each row."""
+    unit_R: IntArray | None = None
+    """Rows of one unit go through the model together; None where each row may go by itself."""
 
     @property
     def num_tokens(self) -> int:

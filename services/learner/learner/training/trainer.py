@@ -17,16 +17,18 @@ import torch
 
 from learner.ports import ScoredRollout, Stopped
 from learner.training.algorithms.base import Algorithm, Batch, FirstPass, ScoredTokens
-from learner.training.algorithms.importance import effective_sample_size
-from learner.training.algorithms.kl import kl_k3
+from learner.training.algorithms.dpo import Dpo, DpoSettings
+from learner.training.algorithms.pairs import Pair
 from learner.training.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from learner.training.algorithms.ppo import Ppo, PpoSettings
+from learner.training.algorithms.reward_model import RewardModel, RewardModelSettings
 from learner.training.algorithms.sft import Sft, sft_batch
 from learner.training.errors import NonFiniteStep
 from learner.training.logprobs import Microbatch, TokenScores, choose_scorer
 from learner.training.model import Policy
 from learner.training.rows import MaskedRow
 from learner.training.schedule import ScheduleSettings, learning_rate
+from learner.training.step import StepMemory, StepWork, compared, report
 from trajectory.tree import DEFAULT_MAX_NODES
 
 Progress = Callable[[int, int], None]
@@ -46,52 +48,14 @@ class TrainerSettings:
     """At which rollouts are sampled; log-probabilities are taken at the same."""
     rollouts: PolicyGradientSettings | PpoSettings = field(default_factory=PolicyGradientSettings)
     """How to learn from rollouts."""
+    preferences: DpoSettings | RewardModelSettings = field(default_factory=DpoSettings)
+    """How to learn from pairs."""
     value_learning_rate: float = 1e-3
-    """Peak rate of the value head, which starts from nothing; it follows the same schedule."""
+    """Peak rate of the head for values or scores, which starts from nothing; it follows the same schedule."""
     measure_kl: bool = True
     """Where the KL has no weight in the loss, measure it on one micro-batch of each step."""
     max_nodes: int = DEFAULT_MAX_NODES
     """Tokens that go through the model at once."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Memory:
-    """What the first update on a batch leaves for the next ones, and for the report."""
-
-    old_logprobs_T: torch.Tensor
-    entropy_T: torch.Tensor
-    reference_logprobs_T: torch.Tensor
-    """Not a number where the reference was not asked."""
-    referred: frozenset[int]
-    """Micro-batches on which the reference is asked."""
-    advantages_T: torch.Tensor
-    engine_logprobs_T: torch.Tensor
-    """Not a number where no engine sampled."""
-    importance_T: torch.Tensor
-    """Ones where nothing is corrected."""
-    values_T: torch.Tensor
-    returns_T: torch.Tensor
-    figures: dict[str, float] = field(default_factory=dict)
-    value_losses: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
-    clipped: list[float] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Work:
-    """One step's batch with everything that stays the same through its updates."""
-
-    batch: Batch
-    algorithm: Algorithm
-    parts: list[Microbatch]
-    weights_T: torch.Tensor
-    row_T: torch.Tensor
-    real_T: torch.Tensor
-    """False for tokens that only hold the value of a cut-off."""
-    temperature: float
-    num_updates: int
-    rollout_ids: tuple[str, ...]
 
 
 class Trainer:
@@ -174,6 +138,53 @@ class Trainer:
         )
         return self._take(work, progress, stop)
 
+    def preference_step(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        progress: Progress | None = None,
+        stop: Event | None = None,
+    ) -> dict[str, float]:
+        """Learns from the pairs by one update, and returns figures.
+
+        Raises:
+            NonFiniteStep: loss or gradient is not finite. Stopped: `stop` was set. ValueError: a row
+                cannot be trained on.
+        """
+        return self._take(self._comparison(pairs), progress, stop)
+
+    def measure_pairs(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        progress: Progress | None = None,
+        stop: Event | None = None,
+    ) -> dict[str, float]:
+        """Returns loss and figures of the pairs; nothing is learned.
+
+        Raises:
+            Stopped: `stop` was set. ValueError: a row cannot be scored.
+        """
+        work = self._comparison(pairs)
+        memory = self._memory(work)
+        loss, done = 0.0, 0
+        with torch.no_grad():
+            for part in work.parts:
+                if stop is not None and stop.is_set():
+                    raise Stopped
+                if work.algorithm.needs_reference:
+                    self._ask_reference(work, memory, part)
+                loss += float(self._loss(work, memory, part, first=True)[0])
+                done += part.num_rows
+                if progress is not None:
+                    progress(done, len(work.batch.tokens.rows))
+        return {"loss": loss} | compared(work, memory)
+
+    def _comparison(self, pairs: Sequence[Pair]) -> StepWork:
+        found = self.settings.preferences
+        algorithm = Dpo(found) if isinstance(found, DpoSettings) else RewardModel()
+        return self._work(algorithm.batch(pairs), algorithm, temperature=1.0, num_updates=1)
+
     def _work(
         self,
         batch: Batch,
@@ -182,8 +193,8 @@ class Trainer:
         temperature: float,
         num_updates: int,
         rollout_ids: tuple[str, ...] = (),
-    ) -> _Work:
-        return _Work(
+    ) -> StepWork:
+        return StepWork(
             batch=batch,
             algorithm=algorithm,
             parts=self._scorer.split(batch.tokens) if batch.tokens.num_tokens else [],
@@ -192,12 +203,15 @@ class Trainer:
             real_T=torch.ones(batch.tokens.num_tokens, dtype=torch.bool, device=self.policy.device)
             if batch.real_T is None
             else torch.from_numpy(batch.real_T).to(self.policy.device),
+            pairs=None if batch.pairs is None else batch.pairs.to(self.policy.device),
             temperature=temperature,
             num_updates=num_updates,
             rollout_ids=rollout_ids,
         )
 
-    def _take(self, work: _Work, progress: Progress | None, stop: Event | None) -> dict[str, float]:
+    def _take(
+        self, work: StepWork, progress: Progress | None, stop: Event | None
+    ) -> dict[str, float]:
         rate = learning_rate(self.settings.schedule, self.step)
         figures = dict(work.batch.figures) | {"learning_rate": rate, "updates": 0.0}
         if work.parts:
@@ -214,12 +228,12 @@ class Trainer:
                 raise
             finally:
                 self.optimizer.zero_grad(set_to_none=True)
-            figures |= _report(work, memory)
+            figures |= report(work, memory)
         self.step += 1
         self.policy_version += 1
         return figures
 
-    def _memory(self, work: _Work) -> _Memory:
+    def _memory(self, work: StepWork) -> StepMemory:
         def full(value: float) -> torch.Tensor:
             return torch.full((work.batch.tokens.num_tokens,), value, device=self.policy.device)
 
@@ -229,7 +243,7 @@ class Trainer:
         elif self.settings.measure_kl and work.batch.engine_logprobs_T is not None:
             # A forward pass of everything would add half of a step's time; each step takes the next part.
             referred = frozenset({self.step % len(work.parts)})
-        return _Memory(
+        return StepMemory(
             old_logprobs_T=full(0.0),
             entropy_T=full(0.0),
             reference_logprobs_T=full(math.nan),
@@ -239,6 +253,7 @@ class Trainer:
             if work.batch.engine_logprobs_T is None
             else self._tensor(work.batch.engine_logprobs_T),
             importance_T=full(1.0),
+            rewards_T=full(0.0),
             values_T=full(0.0),
             returns_T=full(0.0),
         )
@@ -246,7 +261,7 @@ class Trainer:
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(values).to(self.policy.device, torch.float32)
 
-    def _score_first(self, work: _Work, memory: _Memory, stop: Event | None) -> None:
+    def _score_first(self, work: StepWork, memory: StepMemory, stop: Event | None) -> None:
         """Goes over the batch without gradients, for advantages that need log-probabilities."""
         for part in work.parts:
             if stop is not None and stop.is_set():
@@ -285,8 +300,8 @@ class Trainer:
 
     def _update(
         self,
-        work: _Work,
-        memory: _Memory,
+        work: StepWork,
+        memory: StepMemory,
         update: int,
         progress: Progress | None,
         stop: Event | None,
@@ -323,15 +338,26 @@ class Trainer:
         memory.grad_norms.append(norm)
         memory.clipped.append(clipped / work.batch.tokens.num_tokens)
 
-    def _ask_reference(self, work: _Work, memory: _Memory, part: Microbatch) -> None:
+    def _ask_reference(self, work: StepWork, memory: StepMemory, part: Microbatch) -> None:
         with self.policy.reference() as reference:
             scored = part.score(reference, work.temperature)
         memory.reference_logprobs_T[part.tokens_P] = scored.logprobs_P
 
     def _backward(
-        self, work: _Work, memory: _Memory, part: Microbatch, *, first: bool
+        self, work: StepWork, memory: StepMemory, part: Microbatch, *, first: bool
     ) -> tuple[float, float]:
         """Adds one micro-batch to the gradient; returns its share of the loss and its clipped tokens."""
+        loss, clipped = self._loss(work, memory, part, first=first)
+        value = float(loss.detach())
+        if not _is_finite(value):
+            raise NonFiniteStep(f"the loss is {value}", work.rollout_ids)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return value, clipped
+
+    def _loss(
+        self, work: StepWork, memory: StepMemory, part: Microbatch, *, first: bool
+    ) -> tuple[torch.Tensor, float]:
+        """Returns a micro-batch's share of the loss, and its clipped tokens."""
         tokens = part.tokens_P
         scores: TokenScores = part.score(
             self.policy.model, work.temperature, self._value_head(work.algorithm)
@@ -350,20 +376,19 @@ class Trainer:
                 old_values_P=memory.values_T[tokens],
                 returns_P=memory.returns_T[tokens],
                 row_P=work.row_T[tokens],
+                pairs=None if work.pairs is None else work.pairs.at(tokens),
             )
         )
         if first and found.importance_P is not None:
             memory.importance_T[tokens] = found.importance_P
+        if first and found.rewards_P is not None:
+            memory.rewards_T[tokens] = found.rewards_P
         weights_P = work.weights_T[tokens]
         loss = (weights_P * found.loss_P).sum()
         if found.value_loss_P is not None:
             memory.value_losses.append(float((weights_P * found.value_loss_P).sum()))
-        value = float(loss.detach())
-        if not _is_finite(value):
-            raise NonFiniteStep(f"the loss is {value}", work.rollout_ids)
-        loss.backward()  # type: ignore[no-untyped-call]
         clipped = 0.0 if found.clipped_P is None else float(found.clipped_P.sum())
-        return value, clipped
+        return loss, clipped
 
     def _snapshot(self) -> tuple[list[torch.Tensor], dict[str, Any]]:
         weights = [parameter.detach().clone() for parameter in self.policy.parameters.values()]
@@ -380,34 +405,6 @@ class Trainer:
             for parameter, saved in zip(self.policy.parameters.values(), weights, strict=True):
                 parameter.copy_(saved)
         self.optimizer.load_state_dict(state)
-
-
-def _report(work: _Work, memory: _Memory) -> dict[str, float]:
-    real_T = work.real_T
-    figures = memory.figures | {
-        "loss": memory.losses[0],
-        "grad_norm": memory.grad_norms[-1],
-        "entropy": float(memory.entropy_T[real_T].mean()),
-        "updates": float(len(memory.losses)),
-    }
-    if memory.value_losses:
-        figures["loss/value"] = sum(memory.value_losses) / len(memory.losses)
-    old_T = memory.old_logprobs_T[real_T].double()
-    if memory.referred:
-        kl_T = kl_k3(old_T, memory.reference_logprobs_T[real_T].double())
-        figures["kl"] = float(kl_T[~kl_T.isnan()].mean())
-    if work.batch.engine_logprobs_T is not None:
-        figures["clip_frac"] = sum(memory.clipped) / len(memory.clipped)
-        engine_T = torch.from_numpy(work.batch.engine_logprobs_T).to(old_T.device)[real_T]
-        difference_T = (old_T - engine_T).abs()
-        figures["mismatch/mean"] = float(difference_T.mean())
-        figures["mismatch/max"] = float(difference_T.max())
-        # As the engine drew the tokens: an estimate of KL(engine || learner).
-        figures["mismatch_kl/mean"] = float(kl_k3(engine_T, old_T).mean())
-        figures["importance/ess_fraction"] = effective_sample_size(
-            memory.importance_T[real_T]
-        ) / len(old_T)
-    return figures
 
 
 def _is_finite(value: float) -> bool:

@@ -44,6 +44,33 @@ class RolloutRewards:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairTokens:
+    """Which comparison each policy token belongs to; a micro-batch holds all tokens of its pairs."""
+
+    pair_T: torch.Tensor
+    chosen_T: torch.Tensor
+    """Whether it is of the response that was preferred."""
+    margin_T: torch.Tensor
+    """By how much that one should be ahead."""
+
+    def at(self, tokens_P: torch.Tensor) -> "PairTokens":
+        """Returns these tokens' part."""
+        return PairTokens(
+            pair_T=self.pair_T[tokens_P],
+            chosen_T=self.chosen_T[tokens_P],
+            margin_T=self.margin_T[tokens_P],
+        )
+
+    def to(self, device: torch.device) -> "PairTokens":
+        """Returns the same on a device."""
+        return PairTokens(
+            pair_T=self.pair_T.to(device),
+            chosen_T=self.chosen_T.to(device),
+            margin_T=self.margin_T.to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
     """One optimiser batch, flattened to its policy tokens.
 
@@ -63,6 +90,8 @@ class Batch:
     """Turn of each token; None for text that no policy sampled."""
     real_T: BoolArray | None = None
     """False for tokens that only hold the value of a cut-off; None where all are real."""
+    pairs: PairTokens | None = None
+    """None where nothing is compared."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What was found while the batch was put together, by metric name."""
 
@@ -109,6 +138,8 @@ class ScoredTokens:
     """What it should say."""
     row_P: torch.Tensor
     """Row of each token in the batch; a micro-batch holds all tokens of its rows."""
+    pairs: PairTokens | None = None
+    """None where nothing is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,6 +153,8 @@ class TokenLoss:
     """The value head's part of the loss, where there is one."""
     importance_P: torch.Tensor | None = None
     """Weight of what the engine sampled otherwise, where the algorithm corrects for it."""
+    rewards_P: torch.Tensor | None = None
+    """What the policy makes of the response that the token is of, where responses are compared."""
 
 
 class Algorithm(Protocol):

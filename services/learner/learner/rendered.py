@@ -1,0 +1,103 @@
+"""Training rows of recorded text: conversations as rollouts of them would lie, pairs as the algorithm reads them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from learner.ports import RowData
+from runspec.preferences import PreferenceRow
+from runspec.schema import RunSpec
+from servicekit.errors import InvalidArgument
+from trajectory.rendering import ChatRenderer, RenderedRow, RenderError, with_system_prompt
+from trajectory.types import ChatMessage, ToolDefinition
+
+Rows = tuple[RenderedRow, ...]
+"""Of one conversation; a template that rewrites history makes several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedPair:
+    """Both responses of a preference, each with its prompt."""
+
+    chosen: Rows
+    rejected: Rows
+    margin: float
+
+
+class RowRenderer:
+    """Renders the rows of one run."""
+
+    def __init__(self, renderer: ChatRenderer, spec: RunSpec, data: RowData) -> None:
+        """Takes what the run file says."""
+        self._renderer = renderer
+        self._algorithm = spec.algorithm
+        self._spec = spec.rollout
+        self._named = tuple(data.tools[name] for name in spec.rollout.tools)
+
+    def conversations(self, data: RowData) -> list[Rows]:
+        """Renders what is to be imitated.
+
+        Raises:
+            InvalidArgument: a row is longer than a rollout may be, or the chat template refuses it.
+        """
+        return [
+            self._laid_out(f"row {number}", row.messages, row.tools)
+            for number, row in enumerate(data.conversations, start=1)
+        ]
+
+    def pairs(self, rows: Sequence[PreferenceRow], field: str) -> list[RenderedPair]:
+        """Renders comparisons.
+
+        Args:
+            rows: of one data set.
+            field: its field in the run file, for errors.
+
+        Raises:
+            InvalidArgument: a response is longer than a rollout may be, or the chat template refuses it.
+        """
+        made = []
+        for number, row in enumerate(rows, start=1):
+            chosen, rejected = (
+                self._response(f"{field} row {number}, {side}", row, messages)
+                for side, messages in (("chosen", row.chosen), ("rejected", row.rejected))
+            )
+            made.append(RenderedPair(chosen=chosen, rejected=rejected, margin=row.margin))
+        return made
+
+    def _response(self, place: str, row: PreferenceRow, response: Sequence[ChatMessage]) -> Rows:
+        messages = (*row.prompt, *response)
+        if self._algorithm != "reward_model":
+            return self._laid_out(place, messages, row.tools, num_given=len(row.prompt))
+        # Exactly what the rollout service scores when a grader asks it.
+        try:
+            ids = self._renderer.conversation(messages).token_ids
+        except RenderError as error:
+            raise InvalidArgument(f"{place}: {error}") from error
+        return self._checked(place, (RenderedRow(token_ids=ids, loss_mask=(False,) * len(ids)),))
+
+    def _laid_out(
+        self,
+        place: str,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolDefinition],
+        *,
+        num_given: int = 0,
+    ) -> Rows:
+        whole = with_system_prompt(messages, self._spec.system_prompt)
+        try:
+            made = self._renderer.render_conversation(
+                whole,
+                tools or self._named,
+                num_given=num_given + len(whole) - len(messages),
+            )
+        except RenderError as error:
+            raise InvalidArgument(f"{place}: {error}") from error
+        return self._checked(place, tuple(made))
+
+    def _checked(self, place: str, made: Rows) -> Rows:
+        longest = max(len(part.token_ids) for part in made)
+        if longest > self._spec.max_total_tokens:
+            raise InvalidArgument(
+                f"{place} has {longest} tokens; rollout.max_total_tokens is "
+                f"{self._spec.max_total_tokens}"
+            )
+        return made

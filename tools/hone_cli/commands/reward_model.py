@@ -1,0 +1,27 @@
+"""`hone reward-model`: learn to score responses from pairs of them."""
+
+from hone_cli.commands.running import start_and_follow
+from hone_cli.options import AsJson, Detach, DryRun, Endpoint, Overrides, RunFile
+
+
+def reward_model(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    endpoint: Endpoint = None,
+    detach: Detach = False,
+) -> None:
+    """Train a reward model on the pairs that RUN.yaml names: the chosen response scores above the rejected one.
+
+    Ctrl-C stops after the step under way and says how to go on.
+    """
+    start_and_follow(
+        "reward-model",
+        run_file,
+        overrides or [],
+        dry_run=dry_run,
+        as_json=as_json,
+        endpoint=endpoint,
+        detach=detach,
+    )

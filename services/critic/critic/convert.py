@@ -116,7 +116,7 @@ def _label_kind(kind: pb.LabelKind) -> LabelKind:
         raise _wrong("label.labels", f"found {len(labels)}, 2 to {MAX_LABELS} are right")
     if not all(label.strip() and len(label) <= 200 and "\n" not in label for label in labels):
         raise _wrong("label.labels", "each is right as one line of 1 to 200 characters")
-    folded = [re.sub(r"[\s_-]", "", label.casefold()) or label for label in labels]
+    folded = [re.sub(r"(?<=\w)[\s_-]+(?=\w)", "", label.strip().casefold()) for label in labels]
     twice = [label for label, fold in zip(labels, folded, strict=True) if folded.count(fold) > 1]
     if twice:
         text = f"found {twice[0]!r} and {twice[1]!r}, which differ in no more than case, spaces, hyphens or underscores"

@@ -11,6 +11,7 @@ Found = Callable[[str, Kind], Any]
 TEN, BINARY, PAIR = ScoreKind(low=0, high=10), BinaryKind(), PairwiseKind(ties_allowed=True)
 NUMBERS = LabelKind(labels=("1", "2", "3", "4", "5"))
 OPINIONS = LabelKind(labels=("strongly agree", "agree", "neutral", "disagree"))
+SIGNS = LabelKind(labels=("-1", "0", "1"))
 GRADES = LabelKind(labels=("A", "B", "C"))
 
 
@@ -168,6 +169,15 @@ def test_winner_is_the_judges_own(found: Found, text: str, winner: str | None) -
         ("4: it is clear", NUMBERS, "4"),
         ("Label: neutral - agree", OPINIONS, None),
         ("Label: neutral \u2013 no opinion", OPINIONS, "neutral"),
+        ("\\boxed{-3}", NUMBERS, None),
+        ("- 3", NUMBERS, "3"),
+        ("1,-2", NUMBERS, None),
+        ("2 - 50", NUMBERS, None),
+        ("1\u201390", NUMBERS, None),
+        ("Label: -1", SIGNS, "-1"),
+        ("Label: 1", SIGNS, "1"),
+        ('{"label": -1}', SIGNS, "-1"),
+        ("-1", SIGNS, "-1"),
         ("Agree: no", OPINIONS, None),
         ("Agree: **false**", OPINIONS, None),
         ("Agree: the sum is right.", OPINIONS, "agree"),

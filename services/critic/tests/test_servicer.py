@@ -211,6 +211,12 @@ async def test_malformed_question_is_refused_by_its_field_and_not_asked(
     assert endpoint.requests == []
 
 
+async def test_labels_that_are_numbers_with_a_sign_are_told_apart(stub: Any, endpoint: Any) -> None:
+    endpoint.script = ["Label: -1"]
+    kind = pb.LabelKind(labels=["1", "0", "-1"])
+    assert (await stub.Judge(request(score=None, label=kind))).label == "-1"
+
+
 def traced() -> tuple[InMemorySpanExporter, Tracer]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()

@@ -18,7 +18,9 @@ from critic.verdicts.grammar import (
 )
 
 _END = re.compile(
-    r"[*_`~\"'\u201d\u2019)\]}\u300d]*\s*(?:$|\n|,(?!\s*\d)|\.(?!\d)|:(?!\d|\s*[*_`]{0,2}(?:(?i:yes|no|true|false))\b)|[;!(<\u2014\u2013\u3002\uff0c\uff1b\uff08]|-\s|(?:because|since|as)\b)"
+    r"[*_`~\"'\u201d\u2019)\]}\u300d]*\s*"
+    r"(?:$|\n|,(?!\s*[-+]?\d)|\.(?!\d)|:(?!\d|\s*[*_`]{0,2}(?:(?i:yes|no|true|false))\b)"
+    r"|[;!(<\u3002\uff0c\uff1b\uff08]|[\u2014\u2013](?!\s*\d)|-\s(?!\d)|(?:because|since|as)\b)"
 )
 _MORE = re.compile(
     r"[*_`~\"'\u201d\u2019)\]]*\s*(?:[,:/|;&\u2014\u2013-]|\bor\b|\band\b)\s*(?:or\b|and\b)?\s*"
@@ -93,7 +95,7 @@ class LabelGrammar:
         return any(match and not text[match.end() :][:1].isalnum() for match in matches)
 
     def _whole(self, text: str) -> str | None:
-        said = text.lstrip("#>- ")
+        said = re.sub(r"^(?:[#>]+|-\s|\s)+", "", text)
         for candidate in (said, plain(said)):
             for label, pattern in self._patterns:
                 if pattern.fullmatch(candidate.strip()):
@@ -102,4 +104,4 @@ class LabelGrammar:
 
 
 def _words(label: str) -> list[str]:
-    return [word for word in re.split(r"[\s_-]+", label.strip()) if word] or [label]
+    return re.split(r"(?<=\w)[\s_-]+(?=\w)", label.strip())

@@ -1,6 +1,10 @@
-"""A grader's endpoint is down in the middle of a run: nothing is scored for it, everything is graded afterwards."""
+"""A grader's endpoint is down in the middle of a run: nothing is scored for it, everything is graded afterwards.
+
+The grader itself is killed meanwhile, with rollouts that it gave back and rollouts in its hands.
+"""
 
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -97,6 +101,9 @@ def test_an_endpoint_that_is_down_for_thirty_seconds_costs_no_reward(
         grader.down()
         before = steps()
         up_at = time.monotonic() + DOWN_SECONDS
+        killed_at = time.monotonic() + DOWN_SECONDS / 3
+        wait_until("a third of the outage", lambda: time.monotonic() > killed_at, seconds=60)
+        assert suite.signal("grader", signal.SIGKILL)
         wait_until("the outage's end", lambda: time.monotonic() > up_at, seconds=60)
         # What was graded before the outage may still be trained on.
         assert steps() <= before + 1

@@ -25,6 +25,7 @@ CONTAINS = {"type": "string_check", "operation": "like", "reference": "{{item.an
         ("Final Answer: 71 or 72", "72"),
         ("Final Answer: 71, 72, 73", "72"),
         ("Final Answer: 71 72 73", "72"),
+        ("Final Answer: " + " ".join(map(str, range(1, 101))), "72"),
         ("The answer is \\boxed{71} or \\boxed{72}", "72"),
         ("Final Answer: cat, dog, bird", "dog"),
         ("Final Answer: cat or dog", "dog"),
@@ -62,6 +63,15 @@ async def test_one_answer_is_one_answer(
 ) -> None:
     record = make_record(text, item={"answer": gold})
     assert await flags_of(instruments, record, "empty_or_listed") == []
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("one", ["A    ", "1    "])
+async def test_a_series_with_wide_gaps_that_ends_otherwise_takes_no_time(
+    instruments: Instruments, make_record: MakeRecord, one: str
+) -> None:
+    record = make_record(f"Final Answer: {one * 50}!!")
+    await outcome_of(instruments, record, {"empty_or_listed": {}}, CONTAINS)
 
 
 async def test_a_reward_for_substrings_no_longer_pays_for_lists(

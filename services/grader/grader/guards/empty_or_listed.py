@@ -29,9 +29,10 @@ from grader.templates import Template
 _CHOICE = r"\(?[A-Za-z]\)?\.?"
 _NUMBER = r"[-+]?\$?\d[\d,]*(?:\.\d+)?%?"
 _SERIES = re.compile(
-    rf"{_CHOICE}(?:\s*[\s,;/|&]\s*{_CHOICE}){{2,50}}|{_CHOICE}\s*[/|]\s*{_CHOICE}"
-    rf"|{_NUMBER}(?:\s*[\s;/|&]\s*{_NUMBER}){{2,50}}"
+    rf"{_CHOICE}(?:(?:\s*+[,;/|&]\s*+|\s++){_CHOICE}){{2,2000}}|{_CHOICE}\s*+[/|]\s*+{_CHOICE}"
+    rf"|{_NUMBER}(?:(?:\s*+[;/|&]\s*+|\s++){_NUMBER}){{2,2000}}"
 )
+"""Separators are taken whole, so that a text which is no series is told apart in linear time."""
 _ALTERNATIVES = re.compile(r"\bor\b|[/|]|\u6216", re.IGNORECASE)
 _ANY_NUMBER = Number(value=Fraction(0))
 MANY_TEXTS = 3

@@ -25,6 +25,7 @@ CONTAINS = {"type": "string_check", "operation": "like", "reference": "{{item.an
         ("Final Answer: 71 or 72", "72"),
         ("Final Answer: 71, 72, 73", "72"),
         ("Final Answer: 71 72 73", "72"),
+        ("Final Answer: [71, 72, 73]", "72"),
         ("Final Answer: " + " ".join(map(str, range(1, 101))), "72"),
         ("The answer is \\boxed{71} or \\boxed{72}", "72"),
         ("Final Answer: cat, dog, bird", "dog"),

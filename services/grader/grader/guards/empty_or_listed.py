@@ -77,6 +77,8 @@ def _look(case: Case, wanted: str, symbolic: Symbolic) -> str | None:
         return None
     if _SERIES.fullmatch(stated) and not (isinstance(gold, Text) and _SERIES.fullmatch(wanted)):
         return f"several answers where one is wanted: {_shown(stated)}"
+    if isinstance(value, Ordered) and isinstance(gold, Number):
+        return f"several answers where one is wanted: {_shown(stated)}"
     if isinstance(value, Many) and _is_list(value, stated, gold, symbolic):
         return f"several answers where one is wanted: {_shown(stated)}"
     return None

@@ -19,8 +19,15 @@ async def gather(
         GradingFaultError: a grader that counts could not do its work; of several the first that another try cannot
             mend, else the first.
     """
-    asked = (_ask(member, sample, instruments) for member in combination.members)
-    findings = await asyncio.gather(*asked)
+    asked = [
+        asyncio.ensure_future(_ask(member, sample, instruments)) for member in combination.members
+    ]
+    try:
+        findings = await asyncio.gather(*asked)
+    finally:
+        # After a defect of one the others would go on, in boxes that are being removed.
+        for task in asked:
+            task.cancel()
     faults = [f.error for f in findings if f.error is not None and f.member.counted]
     if faults:
         raise min(faults, key=lambda fault: fault.retryable)

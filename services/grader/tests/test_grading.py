@@ -1,12 +1,17 @@
+import asyncio
 import json
 import threading
 from collections.abc import Callable
 
 import pytest
 
+from grader.combination import Combination, Member
 from grader.definition import Definition, Definitions
 from grader.desk import GradingDesk
+from grader.gathering import gather
 from grader.instruments.all import Instruments
+from grader.results import Graded
+from grader.sample import Sample, sample_of
 from trajectory.types import (
     Attribution,
     Failure,
@@ -183,3 +188,36 @@ async def test_a_definition_is_read_once_and_off_the_event_loop(
         await _scored(desk, make_record())
     (reader,) = definitions.threads
     assert reader is not threading.current_thread()
+
+
+class Breaking:
+    async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError("a defect")
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def grade(self, sample: Sample, instruments: Instruments) -> Graded:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+        raise AssertionError("nothing wakes it")
+
+
+async def test_a_defect_of_one_grader_ends_the_others(
+    make_record: MakeRecord, instruments: Instruments
+) -> None:
+    """They would go on in boxes that are being removed."""
+    waiting = Waiting()
+    members = tuple(
+        Member(name=type(grader).__name__, type="x", weight=1.0, grader=grader)
+        for grader in (waiting, Breaking())
+    )
+    with pytest.raises(ZeroDivisionError):
+        await gather(Combination(members=members), sample_of(make_record()), instruments)
+    async with asyncio.timeout(5):
+        await waiting.ended.wait()

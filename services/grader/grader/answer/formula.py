@@ -36,6 +36,10 @@ class DeclinedError(Exception):
     """The formula has several readings, or is none of the shapes that are read here."""
 
 
+class UndefinedError(DeclinedError):
+    """The formula divides by zero, so it has no value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One operation: num, sym, add, mul, div, pow, root, call, fact or binom, and what it works on."""

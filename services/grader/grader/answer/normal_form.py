@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import comb, factorial, gcd
 
-from grader.answer.formula import DeclinedError, Node
+from grader.answer.formula import DeclinedError, Node, UndefinedError
 
 MAX_TERMS = 48
 """Polynomials with more terms are declined."""
@@ -136,7 +136,7 @@ def _times(first: Quotient, second: Quotient) -> Quotient:
 
 def _inverse(value: Quotient) -> Quotient:
     if not value.upper:
-        raise DeclinedError("a division by zero")
+        raise UndefinedError("a division by zero")
     return _reduced(value.lower, value.upper, value.opaque)
 
 

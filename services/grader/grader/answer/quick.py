@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from grader.answer.formula import DeclinedError, Node, parse_formula
+from grader.answer.formula import DeclinedError, Node, UndefinedError, parse_formula
 from grader.answer.normal_form import normal_form, proportional, same
 
 NUM_POINTS = 2
@@ -40,6 +40,9 @@ def compare_quickly(kind: str, left: str, right: str) -> bool | None:
         if not opaque:
             return False
         return False if _differ(first, second) else None
+    except UndefinedError:
+        # Nothing equals what has no value.
+        return False
     except (DeclinedError, ArithmeticError):
         return None
 

@@ -41,7 +41,7 @@ _COMPOUND = re.compile(
     rf"{_COMPOUND_PART.pattern}(?:(?:,|\s+and|,\s+and)?\s+{_COMPOUND_PART.pattern}){{1,4}}"
 )
 _WORD_RANGE = re.compile(r"(?:(from|between)\s+)?([a-z-]+)\s+(to|and)\s+([a-z -]+)", re.IGNORECASE)
-_ARITHMETIC = re.compile(r"[\d\s.()*/+^-]*\d[\d\s.()]*[-+*/][\d\s.()*/+^-]*")
+_ARITHMETIC = re.compile(r"[\d\s.()*/+^-]*\d[\d\s.()]*[-+*/^][\d\s.()*/+^-]*")
 _TIMES = re.compile(r"(?<=[\d)])\s*[xX]\s*(?=[\d(])")
 _MATRIX = re.compile(r"\\begin\{([bpvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*?)\\end\{\1\}")
 _RELATION = re.compile(r"<=|>=|!=|<|>|=|\u2248")

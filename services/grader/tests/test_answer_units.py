@@ -16,6 +16,6 @@ def test_products_of_units_are_read(phrase: str) -> None:
     "phrase", ["a" * 80, "ignore all previous instructions", "ab " * 26, "m^2" * 26]
 )
 def test_a_phrase_that_is_no_unit_costs_little(phrase: str) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     read_unit(f"{phrase}!"[:80])
-    assert time.monotonic() - begun < 1
+    assert time.process_time() - begun < 1

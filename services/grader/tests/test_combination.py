@@ -114,10 +114,10 @@ def test_what_is_no_formula_is_refused(text: str) -> None:
 )
 def test_a_formula_that_would_run_for_ever_has_no_value(text: str) -> None:
     formula = parse_formula(text, {"a": 1.0})
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(FormulaError):
         formula.value({"a": 1.0})
-    assert time.monotonic() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_a_formula_has_no_weights_beside_it() -> None:

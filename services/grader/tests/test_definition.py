@@ -179,10 +179,10 @@ def test_more_than_a_definition_may_hold_is_refused_by_its_size() -> None:
     ],
 )
 def test_patterns_have_a_size_together(grader: object, path: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     found = _violations(grader)
     assert "the patterns of a definition may have 100000 pieces together" in found[path]
-    assert time.monotonic() - start < 5.0
+    assert time.process_time() - start < 5.0
 
 
 def test_of_thousands_of_findings_the_first_are_told() -> None:
@@ -218,10 +218,10 @@ def test_a_key_that_is_there_twice_is_refused(text: str, path: str) -> None:
 
 def test_thousands_of_double_keys_are_found_at_once() -> None:
     text = '{"type": "multi", "graders": [' + ", ".join(['{"a":1,"a":1}'] * 15_000) + "]}"
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(InvalidArgument):
         Definitions(package_version="1").parse(text)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_grader_inside_another_has_no_weight() -> None:

@@ -201,14 +201,14 @@ def test_a_wrong_definition_names_its_field(expected: object) -> None:
 async def test_ten_thousand_calls_are_judged_soon(
     desk: GradingDesk, make_record: MakeRecord, with_turns: WithTurns
 ) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     calls = [("f", json.dumps({"a": n % 7})) for n in range(10_000)]
     record = with_turns(make_record(), calls)
     expected = [{"f": {"a": [n % 7, (n + 1) % 7]}} for n in range(128)]
     for order in ("any", "in_order"):
         outcome = await _judge(desk, record, expected, metric="recall", order=order)
         assert outcome.score == 1.0
-    assert time.monotonic() - start < 5.0
+    assert time.process_time() - start < 5.0
 
 
 @needs_bfcl

@@ -16,6 +16,8 @@ from hone.critic.v1 import critic_pb2, critic_pb2_grpc
 from servicekit.channels import connect
 from servicekit.errors import FailedPrecondition
 
+pytestmark = pytest.mark.slow
+
 QUESTION = critic_pb2.JudgeRequest(
     messages=[
         message_pb2.ChatMessage(

@@ -316,6 +316,7 @@ def test_texts_are_no_labels() -> None:
         scale_of({f"text {index}" for index in range(101)})
 
 
+@pytest.mark.slow
 def test_what_would_take_minutes_is_refused() -> None:
     columns = {f"r{rater}": [(item * rater) % 90 for item in range(9000)] for rater in range(1, 9)}
     with pytest.raises(InvalidArgument, match="8 raters with 90 labels are too many to resample"):

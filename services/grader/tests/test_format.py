@@ -151,6 +151,7 @@ def test_a_wrong_definition_names_its_field(must: object, path: str) -> None:
     assert path in caught.value.violations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("must", "kind"),
     [

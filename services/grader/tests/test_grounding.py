@@ -174,6 +174,7 @@ async def test_without_numbers_there_is_no_opinion_and_without_text_no_reward(
     assert (words.score, words.kind) == (0.0, OutcomeKind.FORMAT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["1," * 500_000, "1 " * 500_000, "9" * 1_000_000, "\u0663 " * 500_000, "1e9" * 300_000]
 )

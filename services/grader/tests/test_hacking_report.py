@@ -69,6 +69,7 @@ HEALTHY: list[tuple[Curve, Curve]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reward", "held"), HEALTHY)
 def test_healthy_runs_do_not_alarm(reward: Curve, held: Curve) -> None:
     alarms = [bool(_report(seed, reward=reward, held=held).alarms) for seed in range(100)]

@@ -60,6 +60,7 @@ def test_the_first_group_is_what_is_found() -> None:
     assert compile_pattern(r"(x)?y").found_in("y xy") == ["", "x"]
 
 
+@pytest.mark.slow
 def test_a_search_without_end_is_a_fault_of_the_definition() -> None:
     pattern = compile_pattern("(a|aa)+$")
     for search in (pattern.search, pattern.matches_all, pattern.found_in):

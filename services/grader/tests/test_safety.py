@@ -116,6 +116,7 @@ async def test_a_denied_tool_is_a_breach_even_if_it_failed_or_was_only_asked_for
     assert (await _judge(desk, make_record(), **grader)).score == 1.0
 
 
+@pytest.mark.slow
 async def test_an_endless_pattern_is_a_typed_fault_and_long_texts_are_judged_soon(
     desk: GradingDesk, make_record: MakeRecord
 ) -> None:

@@ -107,6 +107,7 @@ async def test_without_turns_the_final_reward_is_all(
     assert outcome.score == 1.0
 
 
+@pytest.mark.slow
 async def test_a_pattern_that_never_ends_is_a_typed_fault(
     desk: GradingDesk, make_record: MakeRecord, with_turns: WithTurns
 ) -> None:

@@ -198,6 +198,7 @@ def test_a_wrong_definition_names_its_field(expected: object) -> None:
     assert set(caught.value.violations) == {"expected"}
 
 
+@pytest.mark.slow
 async def test_ten_thousand_calls_are_judged_soon(
     desk: GradingDesk, make_record: MakeRecord, with_turns: WithTurns
 ) -> None:

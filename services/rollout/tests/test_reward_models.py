@@ -71,6 +71,7 @@ def test_a_score_is_what_transformers_gives_where_it_gives_the_right_one(
     assert head.score([row])[0].score == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_long_conversation_keeps_its_end(tiny_reward_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_reward_model, tmp_path / "short")
     config = json.loads((folder / "config.json").read_text())
@@ -104,6 +105,7 @@ def test_an_image_is_refused(head: RewardHead) -> None:
         head.encode((image,))
 
 
+@pytest.mark.slow
 def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
     with pytest.raises(
@@ -112,6 +114,7 @@ def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
         RewardHead(tmp_path, "float32")
 
 
+@pytest.mark.slow
 def test_a_classifier_of_several_classes_is_no_reward_model(tmp_path: Path) -> None:
     make_tiny_reward_model(tmp_path, num_outputs=3)
     with pytest.raises(InvalidArgument, match="has 3 outputs"):

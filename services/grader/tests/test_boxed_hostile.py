@@ -254,3 +254,43 @@ async def test_performance_cannot_be_gained_from_what_an_earlier_run_left(
     }
     found = await graded(real, make_record, definition, f"```python\n{code}```")
     assert found.value < 0.9, found.explanation
+
+
+OBJECT = "import os, time\nclass X:\n    def __repr__(self): {}\n    __str__ = __repr__\ndef add(a, b): return X()"
+
+
+@pytest.mark.parametrize("what", ["os._exit(0)", "time.sleep(60)", "raise SystemExit", "return 3"])
+@pytest.mark.parametrize("test", ["assert r == 3, r", "{}[r]", "raise KeyboardInterrupt(r)"])
+async def test_an_error_that_shows_an_object_of_the_codes_is_no_fault_and_ends_in_time(
+    real: RealSuite, make_record: Callable[..., object], what: str, test: str
+) -> None:
+    definition = {**CHECK, "test": f"r = add(1, 2)\n{test}", "timeout_seconds": 1}
+    begun = time.monotonic()
+    found = await graded(real, make_record, definition, f"```python\n{OBJECT.format(what)}\n```")
+    assert (found.value, found.kind) == (0.0, OutcomeKind.REASONING), found.explanation
+    assert time.monotonic() - begun < 8
+
+
+TIMED = {
+    "type": "performance",
+    "tests": {"entry_point": "add", "test": "assert callable(add)"},
+    "call": "assert add(1, 2) == 3, add(1, 2)",
+    "reference": "def add(a, b): return 3",
+    "runs": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        OBJECT.format("os._exit(0)"),
+        "import os, resource\ndef add(a, b):\n"
+        "    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0))\n    return 3",
+    ],
+    ids=["ends itself as it is shown", "takes the judging process's descriptors"],
+)
+async def test_code_cannot_break_its_timing(
+    real: RealSuite, make_record: Callable[..., object], code: str
+) -> None:
+    found = await graded(real, make_record, TIMED, f"```python\n{code}\n```")
+    assert (found.value, found.kind) == (0.0, OutcomeKind.REASONING), found.explanation

@@ -83,8 +83,8 @@ class Session:
             return {"exception": [self._number(value), value.__name__, _builtin_base(value)]}
         return self._encode(value)
 
-    def _encode(self, value: Any) -> Any:
-        return wire.encode(value, lambda other: {"theirs": self._number(other)})
+    def _encode(self, value: Any, deepest: int = wire.FROM_CODE) -> Any:
+        return wire.encode(value, lambda other: {"theirs": self._number(other)}, deepest)
 
     def _number(self, value: Any) -> int:
         if id(value) not in self._numbers:
@@ -93,7 +93,7 @@ class Session:
         return self._numbers[id(value)]
 
     def _decode(self, node: Any) -> Any:
-        return wire.decode(node, self._known)
+        return wire.decode(node, self._known, wire.TO_CODE)
 
     def _known(self, kind: str, content: Any) -> Any:
         if kind == "theirs":
@@ -118,9 +118,9 @@ class Session:
         changed: dict[str, Any] = {}
         for index, (before, value) in enumerate(zip(request["args"], args, strict=True)):
             if isinstance(value, (list, dict, set, bytearray, collections.deque)):
-                after = self._encode(value)
+                after = self._encode(value, wire.TO_CODE)
                 if after != before:
-                    changed[str(index)] = after
+                    changed[str(index)] = self._encode(value)
         return changed
 
     def _described(self, error: BaseException) -> dict[str, Any]:

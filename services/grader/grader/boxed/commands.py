@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
+from xml.parsers import expat
 
 from grader.boxed.remote import end_children
 
@@ -60,7 +62,7 @@ def _remove(path: str) -> None:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Run the command; return how it ended, the end of its output, its time and its report."""
+    """Run the command; return how it ended, the end of its output, its time and what its report counts."""
     # What the command makes of this folder is never walked again: the box ends with it.
     report = os.path.join(tempfile.mkdtemp(), "report.xml")
     argv = [part.replace("{report}", report) for part in job["command"]]
@@ -79,7 +81,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         except OSError as err:
             # A program in the folder is the agent's to leave; any other the definition's to name.
             theirs = "/" in argv[0]
-            ended = {"exit_code": 127, "detail": str(err), "seconds": 0.0, "report": ""}
+            ended = {"exit_code": 127, "detail": str(err), "seconds": 0.0, "report": (0, 0)}
             return ended if theirs else {**ended, "unstarted": True}
         exit_code: Any = None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -91,7 +93,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         size = output.seek(0, os.SEEK_END)
         output.seek(max(0, size - _TAIL_BYTES))
         tail = output.read().decode("utf-8", "replace")
-        return {"exit_code": exit_code, "detail": tail, "seconds": seconds, "report": _read(report)}
+        counts = read_report(_read(report))
+        return {"exit_code": exit_code, "detail": tail, "seconds": seconds, "report": counts}
 
 
 def _read(path: str) -> str:
@@ -104,3 +107,32 @@ def _read(path: str) -> str:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return ""
         return file.read(_MAX_REPORT_BYTES).decode("utf-8", "replace")
+
+
+def read_report(text: str) -> tuple[int, int]:
+    """Return how many test cases of a JUnit report passed, and of how many; (0, 0) if it is none."""
+    passed, total, bad = 0, 0, False
+
+    def start(name: str, attributes: Mapping[str, str]) -> None:
+        nonlocal total, bad
+        if name == "testcase":
+            total, bad = total + 1, False
+        elif name in ("failure", "error", "skipped"):
+            bad = True
+
+    def end(name: str) -> None:
+        nonlocal passed
+        passed += name == "testcase" and not bad
+
+    def refuse(*_: object) -> None:
+        raise ValueError("a report defines no entities")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
+    parser.EntityDeclHandler = refuse
+    try:
+        parser.Parse(text, True)
+    except (expat.ExpatError, ValueError):
+        return 0, 0
+    return passed, total

@@ -43,6 +43,8 @@ def main(job: dict[str, Any]) -> None:
         found = _laid(job) or _TASKS[job["task"]](job)
     except Unfit as err:
         found = {"fault": str(err)}
+    except (OSError, MemoryError) as err:  # others of the same user may set this process's limits
+        found = {"broken": _short(f"{type(err).__name__}: {err}")}
     except Exception as err:
         found = {"fault": f"the judging process broke: {type(err).__name__}: {err}"}
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -138,11 +140,11 @@ def _tests(job: dict[str, Any]) -> dict[str, Any]:
     except Unfit:
         raise
     except Unloadable as err:
-        return {"results": [], "broken": _short(str(err))}
+        return {"broken": _short(str(err))}
     except Deadline:
-        return {"results": [], "broken": "the time limit passed while it was loaded"}
+        return {"broken": "the time limit passed while it was loaded"}
     except Exception:  # whatever the code's process may have answered
-        return {"results": [], "broken": "its process ended itself while it was loaded"}
+        return {"broken": "its process ended itself while it was loaded"}
     namespace = _namespace(seen, job)
     results: list[dict[str, Any]] = []
     for name, program in programs:
@@ -157,7 +159,12 @@ def _tests(job: dict[str, Any]) -> dict[str, Any]:
                 results.append(_attempt(test_name, run, bench))
         if _enough(results, job) or not (name or result["passed"]):
             break
-    return {"results": results}
+    failed = [f"{result['name']}: {result['detail']}" for result in results if not result["passed"]]
+    return {
+        "passed": len(results) - len(failed),
+        "tests": len(results),
+        "failed": _short(failed[0]) if failed else "",
+    }
 
 
 def _enough(results: list[Any], job: dict[str, Any]) -> bool:
@@ -270,13 +277,24 @@ def _attempt(name: str, run: Callable[..., Any], bench: Bench) -> dict[str, Any]
         bench.attempt(run)
     except Unfit:
         raise
-    except Deadline:
-        detail = "the time limit passed"
-    except wire.Closed:
-        detail = "the code's process ended itself"
     except BaseException as err:
-        detail = _short(f"{type(err).__name__}: {err}")
+        detail = _told(err, bench)
     return {"name": name, "passed": not detail, "detail": detail}
+
+
+def _told(error: BaseException, bench: Bench) -> str:
+    """Return what an error says; a part of it may be an object of the code's, which says it in its process."""
+    try:
+        if not isinstance(error, Deadline | wire.Closed):
+            told: str = bench.attempt(lambda: _short(f"{type(error).__name__}: {error}"))
+            return told
+    except BaseException as another:
+        error = another
+    if isinstance(error, Deadline):
+        return "the time limit passed"
+    if isinstance(error, wire.Closed):
+        return "the code's process ended itself"
+    return "an error that cannot say what it is"
 
 
 def _short(text: str) -> str:
@@ -305,8 +323,7 @@ def _timing(job: dict[str, Any]) -> dict[str, Any]:
         except Unfit:
             raise
         except BaseException as err:
-            late = isinstance(err, Deadline)
-            text = "the time limit passed" if late else _short(f"{type(err).__name__}: {err}")
+            text = _told(err, bench)
             if side == "reference":
                 raise Unfit(f"reference: {text}") from err
             return {"seconds": seconds, "broken": text}

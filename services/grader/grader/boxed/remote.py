@@ -192,7 +192,7 @@ class Link:
         return made if isinstance(made, BaseException) else Exception(str(raised))
 
     def _encode(self, value: Any) -> Any:
-        return wire.encode(value, self._named)
+        return wire.encode(value, self._named, wire.TO_CODE)
 
     def _named(self, value: Any) -> dict[str, Any]:
         if type(value) is Remote:
@@ -208,7 +208,7 @@ class Link:
         raise Unfit(f"a {type(value).__name__} of the tests cannot be handed to the code")
 
     def _decode(self, node: Any) -> Any:
-        return wire.decode(node, self._known)
+        return wire.decode(node, self._known, wire.FROM_CODE)
 
     def _known(self, kind: str, content: Any) -> Remote:
         if kind != "theirs" or type(content) is not int:

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_FRAME_BYTES = 8 << 20
-MAX_DEPTH = 150
+FROM_CODE, TO_CODE = 150, 200
+"""Levels of data: tests may put what they got from the code into data of their own and hand it back."""
 _EXACT = 1 << 53
 
 Other = Callable[[Any], dict[str, Any]]
@@ -31,13 +32,13 @@ class Closed(Exception):
     """The other end is gone."""
 
 
-def encode(value: Any, other: Other, depth: int = 0) -> Any:
-    """Return a value as JSON, with `other` naming what is no data.
+def encode(value: Any, other: Other, deepest: int) -> Any:
+    """Return a value as JSON, with `other` naming what is no data, or is nested deeper than `deepest` levels.
 
     Raises:
         TypeError: something in it cannot travel.
     """
-    if depth > MAX_DEPTH:
+    if deepest < 0:
         return other(value)
     kind = type(value)
     if value is None or kind is bool or kind is str:
@@ -47,10 +48,10 @@ def encode(value: Any, other: Other, depth: int = 0) -> Any:
         return scalar[0]
 
     def many(values: Any) -> list[Any]:
-        return [encode(each, other, depth + 1) for each in values]
+        return [encode(each, other, deepest - 1) for each in values]
 
     def pairs(items: Any) -> list[Any]:
-        return [[encode(k, other, depth + 1), encode(v, other, depth + 1)] for k, v in items]
+        return [[encode(k, other, deepest - 1), encode(v, other, deepest - 1)] for k, v in items]
 
     if kind is collections.Counter or kind is collections.OrderedDict:
         return {kind.__name__: pairs(dict.items(value))}
@@ -97,14 +98,16 @@ def _scalar(value: Any, kind: type) -> tuple[Any] | None:
     return None
 
 
-def decode(node: Any, known: Known) -> Any:
+def decode(node: Any, known: Known, deepest: int) -> Any:
     """Return the value of JSON that `encode` made.
 
     Raises:
-        ValueError: it is something else, or holds what cannot be (an unhashable key).
+        ValueError: it is something else, is nested deeper, or holds what cannot be (an unhashable key).
     """
+    if deepest < -1:  # what is too deep for data has a name there
+        raise ValueError("nested too deeply")
     if isinstance(node, list):
-        return [decode(each, known) for each in node]
+        return [decode(each, known, deepest - 1) for each in node]
     if not isinstance(node, dict):
         return node
     if not node:
@@ -115,13 +118,15 @@ def decode(node: Any, known: Known) -> Any:
         if kind in _SCALARS:
             return _SCALARS[kind](content)
         if kind in ("dict", "Counter", "OrderedDict"):
-            pairs = [(decode(k, known), decode(v, known)) for k, v in content]
+            pairs = [
+                (decode(k, known, deepest - 1), decode(v, known, deepest - 1)) for k, v in content
+            ]
             made = dict(pairs)
             return made if kind == "dict" else getattr(collections, kind)(made)
         if kind == "deque":
-            return collections.deque(decode(content, known), node.get("maxlen"))
+            return collections.deque(decode(content, known, deepest), node.get("maxlen"))
         if kind in _COLLECTIONS:
-            return _COLLECTIONS[kind](decode(each, known) for each in content)
+            return _COLLECTIONS[kind](decode(each, known, deepest - 1) for each in content)
         return known(kind, content)
     except (TypeError, ArithmeticError, AttributeError, KeyError) as err:
         raise ValueError(f"no {kind}: {err}") from err

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 MAX_CODE = 512 * 1024
 """Characters of code that are run."""
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*")
-_PYTHON = frozenset(("python", "python3", "py", "{.python}", "{python}"))
+_PYTHON = re.compile(r"\{?\.?(?:python[\d.]*|py)(?![\w+#-])")
+"""How marks of Python begin; a file's name or options may follow."""
 _LONGEST_FENCE = 200
 """Characters of a line that may begin or end a block."""
 _STATEMENT = re.compile(r"^(?:def|class|async def|import|from|@\w|\w+ *=[^=])", re.MULTILINE)
@@ -36,7 +37,7 @@ def find_code(response: str, entry_point: str = "") -> Code | None:
     """
     text = response.rpartition("</think>")[2]
     blocks = _blocks(text)
-    marked = [body for mark, body in blocks if mark in _PYTHON]
+    marked = [body for mark, body in blocks if _PYTHON.match(mark)]
     unmarked = [body for mark, body in blocks if not mark]
     bodies = marked or unmarked
     if bodies:

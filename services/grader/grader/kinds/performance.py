@@ -1,15 +1,16 @@
 """`performance`: code that passes its tests, priced by how long it takes.
 
     {"type": "performance", "tests": {"test": "{{item.test}}", "entry_point": "solve"},
-     "call": "solve({{item.big_input}})", "reference": "{{item.reference_code}}", "runs": 5}
+     "call": "assert solve({{item.big_input}}) == {{item.big_output}}", "reference": "{{item.solution}}", "runs": 5}
     {"type": "performance", "tests": {"source": "files", "command": ["sh", "test.sh"]},
-     "command": ["./prog", "big.txt"], "reference_seconds": 1.5}
+     "command": ["sh", "-c", "./prog big.txt | cmp - big.out"], "reference_seconds": 1.5}
 
 `tests` are those of kind `tests`. Once all pass, `call` runs `runs` times, each time in a new box, where first the
 reference and then the code are loaded and timed: nothing can be kept from one run to the next, disturb the reference,
 or be prepared for nothing. A command is timed likewise, against `reference_command` or `reference_seconds`;
-`timeout_seconds` (60) is for one timing. value = min(`cap` = 1, reference / median of the runs). Where the middle half
-of the runs spreads by more than `max_spread` (0.25) of their median, the explanation says so.
+`timeout_seconds` (60) is for one timing. What is timed is as right as `call` asserts, or as the command's exit code:
+code may know a large input when it sees one and skip the work. value = min(`cap` = 1, reference / median of the runs).
+Where the middle half of the runs spreads by more than `max_spread` (0.25) of their median, the explanation says so.
 """
 
 import asyncio

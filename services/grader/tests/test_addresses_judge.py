@@ -294,6 +294,7 @@ def _model_solutions() -> Iterator[tuple[str, dict[str, object]]]:
                 yield str(row["question"]), value
 
 
+@pytest.mark.slow
 async def test_no_solution_of_gsm8k_talks_to_the_judge(
     instruments: Instruments, make_record: MakeRecord
 ) -> None:
@@ -306,6 +307,7 @@ async def test_no_solution_of_gsm8k_talks_to_the_judge(
     assert not any(alarms)
 
 
+@pytest.mark.slow
 async def test_right_solutions_of_gsm8k_are_no_lucky_guesses(
     instruments: Instruments, make_record: MakeRecord
 ) -> None:

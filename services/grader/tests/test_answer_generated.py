@@ -53,6 +53,7 @@ def rows(category: str) -> list[tuple[str, str, bool]]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("category", TEMPLATES)
 def test_generated_rows_are_judged_right(category: str, symbolic: SymbolicProcess) -> None:
     wrong = [

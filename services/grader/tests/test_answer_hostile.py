@@ -82,6 +82,7 @@ def test_blank_reference_is_an_error_that_shows_it(symbolic: SymbolicProcess) ->
         judge_answer("Final Answer: 1", "  ", symbolic)
 
 
+@pytest.mark.slow
 def test_checker_that_was_killed_is_replaced() -> None:
     process = SymbolicProcess()
     try:

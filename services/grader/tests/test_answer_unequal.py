@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable
 from fractions import Fraction
 
+import pytest
+
 from grader.answer.judge import judge_answer
 from grader.answer.symbolic import SymbolicProcess
 
@@ -408,6 +410,7 @@ KINDS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_unequal_pairs_are_never_accepted(symbolic: SymbolicProcess) -> None:
     rng = random.Random(7)
     pairs = [_number_pair(rng) for _ in range(5_000)]
@@ -421,6 +424,7 @@ def test_unequal_pairs_are_never_accepted(symbolic: SymbolicProcess) -> None:
     assert accepted == []
 
 
+@pytest.mark.slow
 def test_equal_numbers_are_accepted_in_every_form(symbolic: SymbolicProcess) -> None:
     rng = random.Random(11)
     refused = []

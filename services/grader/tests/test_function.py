@@ -242,6 +242,7 @@ def _gone(pid: int) -> bool:
     return state == "Z"
 
 
+@pytest.mark.slow
 async def test_a_function_that_hangs_is_killed_with_what_it_started(
     pool: FunctionPool, make_record: MakeRecord, instruments: Instruments, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def head(tiny_reward_model: Path) -> RewardHead:
     return RewardHead(tiny_reward_model, "float32")
 
 
+@pytest.mark.slow
 def test_a_score_is_the_same_alone_and_in_a_padded_batch(head: RewardHead) -> None:
     rng = random.Random(3)
     words = ["answer", "is", "apples", "12", "boxes", "the", "left", "48", "+", "7", "many"]
@@ -121,6 +122,7 @@ def test_a_classifier_of_several_classes_is_no_reward_model(tmp_path: Path) -> N
         RewardHead(tmp_path, "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "text"),
     [
@@ -139,6 +141,7 @@ def test_a_broken_folder_is_named(
         RewardHead(folder, "float32")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_knows_a_shorter_context(tiny_reward_model: Path, tmp_path: Path) -> None:
     """Models that keep positions for padding have fewer than their config says."""
     folder = shutil.copytree(tiny_reward_model, tmp_path / "short")

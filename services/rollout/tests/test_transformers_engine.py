@@ -107,6 +107,7 @@ async def test_a_closed_engine_refuses_and_leaves_nothing_waiting(
             await engine.load_policy(PolicyKey("run", 2), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("policy", [BASE, TUNED])
 async def test_logprobs_equal_a_plain_forward_pass(

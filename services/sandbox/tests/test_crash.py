@@ -80,6 +80,7 @@ async def killed(real, tmp_path_factory):
     return folder, said["ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 async def test_sigkill_of_manager_and_spawner_leaves_nothing_after_a_restart(
     killed, suite_maker, starter

@@ -181,6 +181,7 @@ def test_micro_batches_do_not_change_the_gradient(
         assert same[name] == pytest.approx(figures[name], rel=1e-4, abs=1e-7), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(("kl_coef", "kl_in_reward"), [(0.0, False), (0.3, False), (0.3, True)])
 def test_micro_batches_do_not_change_any_algorithm(

@@ -92,7 +92,9 @@ def test_judge_is_held_against_people_and_undefined_never_passes(
 
 
 def test_warnings_of_the_labels_are_part_of_the_dry_run(suite: Any, run_file: Path) -> None:
-    suite.write("labels.csv", "id,anna,ben\n" + "".join(f"{i},{i % 2},{i % 2}\n" for i in range(21)))
+    suite.write(
+        "labels.csv", "id,anna,ben\n" + "".join(f"{i},{i % 2},{i % 2}\n" for i in range(21))
+    )
     assert suite.hone("train", "run.yaml", "--dry-run") == 0
     assert "# warning: agreement: fewer than 30 items" in suite.out
 

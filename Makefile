@@ -82,8 +82,8 @@ run: setup ## One service in the foreground: make run SERVICE=grader
 	$(if $(SERVICE),@$(BIN)/python -m $(SERVICE),$(error say which: make run SERVICE=grader))
 
 .PHONY: bench
-bench: setup ## Benchmarks against peers, as a table and as JSON in bench-out/
-	@tools/make/bench.sh
+bench: setup ## Benchmarks against peers, as a table and as JSON in bench-out/: make bench [BENCH=grader]
+	@tools/make/bench.sh $(BENCH)
 
 .PHONY: release
 release: setup ## Make the contracts of this version the ones that later ones are held to

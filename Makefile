@@ -39,7 +39,7 @@ test: setup setup-vllm ## Everything CI runs
 	@tools/make/test.sh
 
 .PHONY: unit
-unit: setup ## Unit tests of all libs and services, in 80 seconds on two cores
+unit: setup ## Unit tests of all libs and services, in 70 seconds on two cores
 	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not model and not vllm" libs services tools
 
 .PHONY: test-contract test-integration test-e2e

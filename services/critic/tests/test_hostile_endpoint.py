@@ -21,6 +21,8 @@ from servicekit.errors import HoneError
 from servicekit.status import status_from_error
 from trajectory.types import ChatMessage, Role
 
+pytestmark = pytest.mark.slow
+
 MakeCritic = Callable[..., Critic]
 QUESTION = Question(
     messages=(ChatMessage(role=Role.USER, content=("How good?",)),), kind=ScoreKind()

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError, validators
-from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
+from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]  # ships no types
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 

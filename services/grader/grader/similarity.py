@@ -121,7 +121,7 @@ def _character_ngrams(text: str) -> Counter[str]:
 
 def _rouge_n(size: int) -> Callable[[str, str], float]:
     def measure(given: str, wanted: str) -> float:
-        from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+        from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]  # ships no types
 
         name = f"rouge{size}"
         scores = RougeScorer([name], tokenizer=Words()).score(wanted, given)

@@ -17,6 +17,8 @@ from grader.answer.judge import AnswerJudgement, ReferenceUnreadableError, judge
 from grader.answer.symbolic import SymbolicProcess, SymbolicVerdict
 from trajectory.types import OutcomeKind
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[SymbolicProcess]:

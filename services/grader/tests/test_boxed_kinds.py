@@ -15,6 +15,8 @@ from grader.sample import sample_of
 from servicekit.errors import InvalidArgument
 from trajectory.types import GraderErrorKind, OutcomeKind, StopReason
 
+pytestmark = pytest.mark.slow
+
 Grade = Callable[..., object]
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"
 

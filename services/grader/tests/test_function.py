@@ -31,6 +31,8 @@ from trajectory.types import (
     TokenSpan,
 )
 
+pytestmark = pytest.mark.slow
+
 MakeRecord = Callable[..., RolloutRecord]
 
 PLUGIN = '''

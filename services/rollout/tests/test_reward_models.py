@@ -20,6 +20,8 @@ from servicekit.errors import DataLoss, InvalidArgument
 from trajectory.rendering import RenderError
 from trajectory.types import ChatMessage, ImagePart, Role, ToolCall
 
+pytestmark = pytest.mark.slow
+
 
 def said(*texts: str) -> Conversation:
     """A conversation of user and assistant in turn."""

@@ -20,6 +20,8 @@ from servicekit.errors import (
     PermissionDenied,
 )
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024 * 1024
 
 

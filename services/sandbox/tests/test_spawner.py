@@ -16,6 +16,8 @@ from sandbox.backends.local.cgroups import find_tree
 from sandbox.types import BoxSpec, Command, Termination
 from servicekit.errors import Unavailable
 
+pytestmark = pytest.mark.slow
+
 FORK = """
 import os, sys
 sys.path.append(sys.argv[1])

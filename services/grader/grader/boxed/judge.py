@@ -45,7 +45,7 @@ def main(job: dict[str, Any]) -> None:
         found = {"fault": str(err)}
     except (OSError, MemoryError) as err:  # others of the same user may set this process's limits
         found = {"broken": _short(f"{type(err).__name__}: {err}")}
-    except Exception as err:
+    except Exception as err:  # a defect of ours must come out as a fault, not as a missing verdict
         found = {"fault": f"the judging process broke: {type(err).__name__}: {err}"}
     signal.setitimer(signal.ITIMER_REAL, 0)
     verdict.write(nonce + " " + json.dumps(found) + "\n")

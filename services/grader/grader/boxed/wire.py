@@ -65,7 +65,7 @@ def encode(value: Any, other: Other, deepest: int) -> Any:
         return {"dict": pairs(dict.items(value))}
     if isinstance(value, (set, frozenset)):
         base = set if isinstance(value, set) else frozenset
-        return {base.__name__: many(base.__iter__(value))}  # type: ignore[arg-type]
+        return {base.__name__: many(base.__iter__(value))}  # type: ignore[arg-type]  # base is the value's own type
     return other(value)
 
 
@@ -80,7 +80,7 @@ def _scalar(value: Any, kind: type) -> tuple[Any] | None:
         return (str.__str__(value),)
     if isinstance(value, (bytes, bytearray)):
         base = bytes if isinstance(value, bytes) else bytearray
-        return ({base.__name__: base.hex(value)},)  # type: ignore[arg-type]
+        return ({base.__name__: base.hex(value)},)  # type: ignore[arg-type]  # base is the value's own type
     if kind is complex:
         return ({"complex": [value.real.hex(), value.imag.hex()]},)
     if kind is range:

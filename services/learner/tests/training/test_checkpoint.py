@@ -19,6 +19,8 @@ from learner.training.model import Policy
 from learner.training.schedule import ScheduleSettings
 from learner.training.trainer import Trainer, TrainerSettings
 
+pytestmark = pytest.mark.slow
+
 MakePolicy = Callable[..., Policy]
 MakeGroups = Callable[..., list[list[ScoredRollout]]]
 

@@ -27,6 +27,8 @@ from learner.training.schedule import ScheduleSettings
 from learner.training.trainer import Trainer, TrainerSettings
 from trajectory.rendering import RenderedRow
 
+pytestmark = pytest.mark.slow
+
 MakePolicy = Callable[..., Policy]
 
 

@@ -22,6 +22,8 @@ from learner.training.schedule import ScheduleSettings, learning_rate
 from learner.training.trainer import Trainer, TrainerSettings
 from trajectory.types import TokenRow
 
+pytestmark = pytest.mark.slow
+
 MakePolicy = Callable[..., Policy]
 MakeGroups = Callable[..., list[list[ScoredRollout]]]
 SCHEDULE = ScheduleSettings(learning_rate=1e-2, max_steps=10)

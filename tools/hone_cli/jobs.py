@@ -23,8 +23,9 @@ from runspec.graderfields import required_fields
 from runspec.load import LoadedRun, check_files, load_run_file
 from runspec.preferences import parse_preferences
 from runspec.problems import RowErrors, SpecError
-from runspec.rows import parse_sft_rows, parse_tasks
+from runspec.rows import parse_tasks
 from runspec.schema import RunSpec
+from runspec.sft_rows import parse_sft_rows
 from servicekit.errors import HoneError, InvalidArgument, Unavailable
 
 _CHUNK_BYTES = 256 * 1024

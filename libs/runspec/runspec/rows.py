@@ -1,7 +1,6 @@
-"""Task rows and conversations in JSONL: the OpenAI chat shape, or TRL's prompt and completion.
+"""Task rows in JSONL: {"messages" or "prompt": [... the last from user], "id": optional, any reference fields}.
 
-A task row is {"messages": [... the last from user], "id": optional, any reference fields}. A conversation to imitate is
-{"messages": [... the last from assistant], "tools": optional}. Errors name file, line and field.
+A prompt may also be a text, which is what the user says. Errors name file, line and field.
 """
 
 import hashlib
@@ -12,20 +11,12 @@ from dataclasses import dataclass, field
 
 from runspec.graderfields import field_value
 from runspec.jsonl import Row, read_rows
-from runspec.messages import read_messages, read_tools
+from runspec.messages import read_messages
 from runspec.problems import RowError, RowErrors, described, nearest
-from trajectory.types import ChatMessage, Role, Task, ToolDefinition
+from trajectory.types import ChatMessage, Role, Task
 
 _MAX_ERRORS = 20
 _PROMPT_KEYS = ("messages", "prompt")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SftRow:
-    """One conversation to imitate."""
-
-    messages: tuple[ChatMessage, ...]
-    tools: tuple[ToolDefinition, ...] = ()
 
 
 @dataclass(slots=True)
@@ -81,24 +72,6 @@ def parse_tasks(data: bytes, *, source: str, required: set[str] | frozenset[str]
     return tasks
 
 
-def parse_sft_rows(data: bytes, *, source: str) -> list[SftRow]:
-    """Reads conversations to imitate.
-
-    Raises:
-        RowErrors: the first 20 problems.
-    """
-    errors = RowProblems(source)
-    rows: list[SftRow] = []
-    for row in read_rows(data, source):
-        if errors.full:
-            break
-        parsed = _read_sft(row, errors)
-        if parsed is not None:
-            rows.append(parsed)
-    errors.raise_if_any()
-    return rows
-
-
 def read_task(row: Row, required: set[str] | frozenset[str], errors: RowProblems) -> Task | None:
     """Reads one task row; problems are noted, and the row that has one is None."""
     before = len(errors.found)
@@ -108,7 +81,7 @@ def read_task(row: Row, required: set[str] | frozenset[str], errors: RowProblems
     key = _prompt_key(row, errors)
     if key is None:
         return None
-    messages = _read_prompt(row, key, errors)
+    messages = read_prompt(row, key, errors)
     if messages and messages[-1].role is not Role.USER and len(errors.found) == before:
         place = f"{key}[{len(messages) - 1}].role"
         errors.add(row.line, place, f"found {messages[-1].role}, expected the last to be user")
@@ -138,7 +111,8 @@ def _prompt_key(row: Row, errors: RowProblems) -> str | None:
     return None
 
 
-def _read_prompt(row: Row, key: str, errors: RowProblems) -> tuple[ChatMessage, ...]:
+def read_prompt(row: Row, key: str, errors: RowProblems) -> tuple[ChatMessage, ...]:
+    """Reads messages, or the text of a user; problems are noted."""
     value = row.value[key]
     if key == "prompt" and isinstance(value, str):
         if not value.strip():
@@ -168,41 +142,3 @@ def _check_reference(
 def _content_id(value: Mapping[str, object]) -> str:
     canonical = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return f"task_{hashlib.sha256(canonical.encode()).hexdigest()[:16]}"
-
-
-def _read_sft(row: Row, errors: RowProblems) -> SftRow | None:
-    before = len(errors.found)
-    if row.error:
-        errors.add(row.line, "", row.error)
-        return None
-    key = _prompt_key(row, errors)
-    if key is None:
-        return None
-    messages = _read_prompt(row, key, errors)
-    if "completion" in row.value:
-        messages += _read_completion(row, errors)
-    tools_value = row.value.get("tools")
-    tools = (
-        read_tools(tools_value, "tools", lambda name, message: errors.add(row.line, name, message))
-        if tools_value is not None
-        else ()
-    )
-    if len(errors.found) == before and messages[-1].role is not Role.ASSISTANT:
-        place = key if key == "prompt" else f"{key}[{len(messages) - 1}].role"
-        what = f"ends with {messages[-1].role}, expected the last message to be by assistant"
-        errors.add(row.line, place, what)
-    unknown = [name for name in row.value if name not in (key, "completion", "tools", "id")]
-    close = [(name, nearest(name, ("tools", "completion"))) for name in unknown]
-    for name, meant in close:
-        if meant is not None:
-            errors.add(row.line, name, f"unknown key; did you mean {meant}?")
-    return SftRow(messages=messages, tools=tools) if len(errors.found) == before else None
-
-
-def _read_completion(row: Row, errors: RowProblems) -> tuple[ChatMessage, ...]:
-    value = row.value["completion"]
-    if isinstance(value, str) and value:
-        return (ChatMessage(role=Role.ASSISTANT, content=(value,)),)
-    return read_messages(
-        value, "completion", lambda name, message: errors.add(row.line, name, message)
-    )

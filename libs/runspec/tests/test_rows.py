@@ -4,22 +4,10 @@ import pytest
 
 from runspec.graderfields import required_fields
 from runspec.problems import RowErrors
-from runspec.rows import parse_sft_rows, parse_tasks
+from runspec.rows import parse_tasks
 from trajectory.types import ImagePart, Role
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
-CALL = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [
-        {
-            "id": "c1",
-            "type": "function",
-            "function": {"name": "calculator", "arguments": '{"expression": "2 + 3"}'},
-        }
-    ],
-}
-RESULT = {"role": "tool", "tool_call_id": "c1", "name": "calculator", "content": "5"}
 ANSWER = {"role": "assistant", "content": "5"}
 
 
@@ -30,12 +18,6 @@ def jsonl(*rows: object) -> bytes:
 def task_errors(data: bytes, required: frozenset[str] = frozenset()) -> list[str]:
     with pytest.raises(RowErrors) as caught:
         parse_tasks(data, source="tasks.jsonl", required=required)
-    return str(caught.value).splitlines()
-
-
-def sft_errors(data: bytes) -> list[str]:
-    with pytest.raises(RowErrors) as caught:
-        parse_sft_rows(data, source="sft.jsonl")
     return str(caught.value).splitlines()
 
 
@@ -178,50 +160,6 @@ def test_violations_are_keyed_by_line_and_field() -> None:
     with pytest.raises(RowErrors) as caught:
         parse_tasks(jsonl({"prompt": "x"}), source="f", required={"answer"})
     assert list(caught.value.violations()) == ["line 1: answer"]
-
-
-def test_sft_row_with_a_tool_call() -> None:
-    tools = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
-    messages = [USER, CALL, RESULT, ANSWER]
-    as_list, as_text = parse_sft_rows(
-        jsonl(
-            {"messages": messages, "tools": tools},
-            {"messages": messages, "tools": json.dumps(tools)},
-        ),
-        source="f",
-    )
-    assert as_list == as_text
-    assert as_list.messages[1].tool_calls[0].arguments_json == '{"expression": "2 + 3"}'
-    assert as_list.tools[0].name == "calculator"
-
-
-def test_sft_row_as_prompt_and_completion() -> None:
-    (row,) = parse_sft_rows(jsonl({"prompt": "2 + 3?", "completion": "5"}), source="f")
-    assert [message.role for message in row.messages] == [Role.USER, Role.ASSISTANT]
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"messages": [USER]}, "messages[0].role: ends with user, expected the last message to be"),
-        ({"messages": [USER, RESULT, ANSWER]}, "messages[1].tool_call_id: found 'c1', expected "
-         "the id of a call made before it"),
-        ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content: found nothing"),
-        ({"messages": [USER, ANSWER], "tool": []}, "tool: unknown key; did you mean tools?"),
-        ({"messages": [USER, ANSWER], "tools": "["}, "tools: found a text that is not JSON"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "c", "function":
-         {"name": "f", "arguments": "{"}}]}]}, "messages[1].tool_calls[0].function.arguments: found"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"name": "f"}]}]},
-         "messages[1].tool_calls[0]: found a mapping with name, expected"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}, ANSWER]},
-         "messages[0].tool_calls: found calls by user"),
-        ({"prompt": "x"}, "prompt: ends with user"),
-        ({"messages": [ANSWER, {"role": "system", "content": "x"}, ANSWER]},
-         "messages[1].role: found system, expected it only as the first message"),
-    ],
-)  # fmt: skip
-def test_bad_sft_row_names_line_and_field(row: object, expected: str) -> None:
-    assert sft_errors(jsonl(row))[0].startswith(f"sft.jsonl:1: {expected}")
 
 
 def test_required_fields_are_those_of_the_templates() -> None:

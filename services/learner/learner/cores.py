@@ -16,7 +16,7 @@ from learner.rendered import RenderedPair, RowRenderer, Rows
 from learner.settings import LearnerSettings
 from modelstore.resolve import resolve_model
 from runspec.schema import WITH_OPTIONAL_STD, RunSpec
-from trajectory.rendering import ChatRenderer
+from trajectory.rendering import ChatTokenizer
 
 if TYPE_CHECKING:
     from learner.training.algorithms.pairs import Pair
@@ -155,7 +155,7 @@ class TorchCore:
         )
         self._trainer = Trainer(policy, _trainer_settings(spec))
         if self._data.conversations or self._data.pairs:
-            self._render(ChatRenderer(load_tokenizer(folder), tool_format=spec.rollout.tool_format))
+            self._render(load_tokenizer(folder))
         checkpoint = latest_checkpoint(self._checkpoints)
         if checkpoint is None:
             return None
@@ -185,13 +185,13 @@ class TorchCore:
         base = resolve_model(self._spec.model.path, self._settings.model_cache_dir)
         export_reward_model(policy, base, load_tokenizer(base), folder)
 
-    def _render(self, renderer: ChatRenderer) -> None:
+    def _render(self, tokenizer: ChatTokenizer) -> None:
         """Lays the rows out as the algorithm reads them.
 
         Raises:
             InvalidArgument: a row is longer than a rollout may be, or the chat template refuses it.
         """
-        rows = RowRenderer(renderer, self._spec, self._data)
+        rows = RowRenderer(tokenizer, self._spec, self._data)
         self._conversations = rows.conversations(self._data)
         self._pairs = rows.pairs(self._data.pairs, "data.train")
         limit = self._spec.eval.max_tasks or None

@@ -8,7 +8,8 @@ from typing import Literal
 from learner.runs import write_atomically
 from runspec.preferences import PreferenceRow, parse_preferences
 from runspec.problems import RowErrors
-from runspec.rows import SftRow, parse_sft_rows, parse_tasks
+from runspec.rows import parse_tasks
+from runspec.sft_rows import SftRow, parse_sft_rows
 from servicekit.errors import InvalidArgument, NotFound
 from trajectory.types import Task
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runspec.preferences import PreferenceRow
-from runspec.rows import SftRow
+from runspec.sft_rows import SftRow
 from trajectory.types import TokenRow, ToolDefinition
 
 

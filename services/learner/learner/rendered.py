@@ -1,13 +1,22 @@
-"""Training rows of recorded text: conversations as rollouts of them would lie, pairs as the algorithm reads them."""
+"""Training rows of recorded text: conversations as rollouts of them would lie, plain texts, and pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from learner.ports import RowData
 from runspec.preferences import PreferenceRow
 from runspec.schema import RunSpec
+from runspec.sft_rows import SftRow
 from servicekit.errors import InvalidArgument
-from trajectory.rendering import ChatRenderer, RenderedRow, RenderError, with_system_prompt
+from trajectory.plaintext import render_text
+from trajectory.rendering import (
+    ChatRenderer,
+    ChatTokenizer,
+    RenderedRow,
+    RenderError,
+    with_system_prompt,
+)
 from trajectory.types import ChatMessage, ToolDefinition
 
 Rows = tuple[RenderedRow, ...]
@@ -26,12 +35,17 @@ class RenderedPair:
 class RowRenderer:
     """Renders the rows of one run."""
 
-    def __init__(self, renderer: ChatRenderer, spec: RunSpec, data: RowData) -> None:
-        """Takes what the run file says."""
-        self._renderer = renderer
+    def __init__(self, tokenizer: ChatTokenizer, spec: RunSpec, data: RowData) -> None:
+        """Takes the model's tokenizer and what the run file says."""
+        self._tokenizer = tokenizer
         self._algorithm = spec.algorithm
         self._spec = spec.rollout
         self._named = tuple(data.tools[name] for name in spec.rollout.tools)
+
+    @cached_property
+    def _renderer(self) -> ChatRenderer:
+        """Made when a row needs it: plain texts need no chat template."""
+        return ChatRenderer(self._tokenizer, tool_format=self._spec.tool_format)
 
     def conversations(self, data: RowData) -> list[Rows]:
         """Renders what is to be imitated.
@@ -40,7 +54,7 @@ class RowRenderer:
             InvalidArgument: a row is longer than a rollout may be, or the chat template refuses it.
         """
         return [
-            self._laid_out(f"row {number}", row.messages, row.tools)
+            self._imitated(f"data.train row {number}", row)
             for number, row in enumerate(data.conversations, start=1)
         ]
 
@@ -62,6 +76,15 @@ class RowRenderer:
             )
             made.append(RenderedPair(chosen=chosen, rejected=rejected, margin=row.margin))
         return made
+
+    def _imitated(self, place: str, row: SftRow) -> Rows:
+        if not row.text:
+            return self._laid_out(place, row.messages, row.tools, num_given=row.num_given)
+        try:
+            made = render_text(self._tokenizer, row.text)
+        except RenderError as error:
+            raise InvalidArgument(f"{place}: {error}") from error
+        return self._checked(place, (made,))
 
     def _response(self, place: str, row: PreferenceRow, response: Sequence[ChatMessage]) -> Rows:
         messages = (*row.prompt, *response)

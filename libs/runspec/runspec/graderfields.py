@@ -20,6 +20,13 @@ def required_fields(grader: Mapping[str, object] | None) -> set[str]:
     return found
 
 
+def rewards_turns(grader: object) -> bool:
+    """Says whether a grader of the definition gives each turn a reward of its own: one of type step."""
+    if isinstance(grader, Mapping):
+        return grader.get("type") == "step" or any(map(rewards_turns, grader.values()))
+    return isinstance(grader, list | tuple) and any(map(rewards_turns, grader))
+
+
 def field_value(row: Mapping[str, object], name: str) -> object:
     """Return what a name of `required_fields` stands for in a row; None if the row does not have it."""
     value: object = row

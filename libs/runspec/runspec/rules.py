@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from runspec.graderfields import rewards_turns
 from runspec.problems import Problem
-from runspec.schema import WITH_OPTIONAL_STD, AgreementSpec, RunSpec
+from runspec.schema import WITH_OPTIONAL_STD, WITH_TURN_REWARDS, AgreementSpec, RunSpec
 
 _ONLY_WITH_ROLLOUTS = (
     "group_size",
@@ -18,6 +19,7 @@ _ONLY_WITH_ROLLOUTS = (
     "importance_cap",
     "overlong_buffer",
     "norm_adv_by_std",
+    "turn_rewards",
     "max_staleness",
     "updates_per_step",
 )
@@ -45,6 +47,8 @@ def check_no_effect(spec: RunSpec, said: frozenset[str]) -> list[Problem]:
         unread += () if spec.algorithm in ("ppo", "reward_model") else ("value_learning_rate",)
     if spec.reinforces and spec.algorithm not in WITH_OPTIONAL_STD:
         unread += ("norm_adv_by_std",)
+    if spec.reinforces and spec.algorithm not in WITH_TURN_REWARDS:
+        unread += ("turn_rewards",)
     return [
         Problem(
             field=f"train.{key}",
@@ -57,9 +61,11 @@ def check_no_effect(spec: RunSpec, said: frozenset[str]) -> list[Problem]:
 
 def _instead(spec: RunSpec, key: str) -> str:
     # Other trainers call the weight of the KL beta.
-    return (
-        "the KL's weight is train.kl_coef" if key == "beta" and spec.reinforces else "leave it out"
-    )
+    if key == "beta" and spec.reinforces:
+        return "the KL's weight is train.kl_coef"
+    if key == "turn_rewards" and spec.algorithm == "ppo":
+        return "ppo always reads them; leave it out"
+    return "leave it out"
 
 
 def _needs(spec: RunSpec) -> Iterator[tuple[str, str]]:
@@ -137,6 +143,11 @@ def _reinforcement(spec: RunSpec) -> Iterator[tuple[str, str]]:
         yield (
             "train.dual_clip",
             f"is {train.dual_clip}; a bound is above 1, usually 3, or 0 for none",
+        )
+    if train.turn_rewards and not rewards_turns(spec.grader):
+        yield (
+            "train.turn_rewards",
+            "is true, but no grader of the run rewards turns; one of type step does",
         )
     longest = spec.rollout.max_new_tokens * spec.rollout.max_turns
     if train.overlong_buffer >= longest:

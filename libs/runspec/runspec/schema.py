@@ -45,6 +45,9 @@ PREFERENCE: tuple[Algorithm, ...] = ("dpo", "reward_model")
 WITH_OPTIONAL_STD: tuple[Algorithm, ...] = ("grpo", "dapo", "gspo")
 """Of those, the ones that may divide advantages by the group's standard deviation."""
 
+WITH_TURN_REWARDS: tuple[Algorithm, ...] = ("grpo", "dr_grpo", "dapo", "gspo")
+"""Those that may let each turn answer for what came from it on."""
+
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MAX_SECONDS = 7 * 24 * 3600.0
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -171,6 +174,8 @@ class TrainSpec(Section):
     """How token losses are averaged: over all policy tokens of the step, per rollout first, or by a fixed length."""
     norm_adv_by_std: bool = True
     """Divide advantages by the group's standard deviation: grpo, dapo and gspo."""
+    turn_rewards: bool = False
+    """Let each turn answer for the rewards from it on, where the grader rewards turns: grpo, dr_grpo, dapo and gspo."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """For ppo: discount of rewards per turn."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)

@@ -22,6 +22,7 @@ def spec_of(**fields: object) -> RunSpec:
     temperature=st.floats(0.001, 10),
     kl_coef=st.floats(0, 10),
     norm=st.booleans(),
+    turns=st.booleans(),
     seed=st.integers(0, 2**63 - 1),
     infra=st.integers(0, 100),
     timeout=st.integers(1, 600_000),
@@ -33,6 +34,7 @@ def test_round_trip(
     temperature: float,
     kl_coef: float,
     norm: bool,
+    turns: bool,
     seed: int,
     infra: int,
     timeout: int,
@@ -42,9 +44,10 @@ def test_round_trip(
 ) -> None:
     spec = spec_of(
         seed=seed,
-        train={"kl_coef": kl_coef, "norm_adv_by_std": norm},
+        train={"kl_coef": kl_coef, "norm_adv_by_std": norm, "turn_rewards": turns},
         rollout={"temperature": temperature, "timeout": timeout / 1000, "tools": tools},
         retry={"infra_attempts": infra, "data_attempts": 0},
+        grader={"type": "step", "name": "work", "weights": [1, 2.5], "on": True},
         eval={"temperature": eval_temperature},
         agreement={"labels": "labels.csv", "minimum": minimum, "raters": ["anna", "ben"]},
     )

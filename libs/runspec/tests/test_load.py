@@ -389,3 +389,44 @@ def test_what_a_reward_model_never_reads_is_an_error(
 def test_run_over_pairs_needs_a_file_of_them(tmp_path: Path) -> None:
     (line,) = errors(tmp_path, "algorithm: dpo\nmodel: {path: m}\n")
     assert "data.train: missing; algorithm dpo needs a JSONL file of pairs to compare" in line
+
+
+TURNS = """
+model: {path: m}
+data: {train: tasks.jsonl}
+grader: {type: multi, graders: {work: {type: step, rules: []}}}
+train: {turn_rewards: true}
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "gspo"])
+def test_turns_may_answer_for_themselves(tmp_path: Path, algorithm: str) -> None:
+    assert load(tmp_path, f"algorithm: {algorithm}" + TURNS).spec.train.turn_rewards is True
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "algorithm: rloo" + TURNS,
+            "train.turn_rewards: has no effect with algorithm rloo; leave it out",
+        ),
+        (
+            "algorithm: ppo" + TURNS,
+            "train.turn_rewards: has no effect with algorithm ppo; ppo always reads them",
+        ),
+        (
+            "algorithm: grpo" + TURNS.replace("type: step", "type: answer"),
+            "train.turn_rewards: is true, but no grader of the run rewards turns",
+        ),
+        (
+            PAIRS + "train: {turn_rewards: true}\n",
+            "train.turn_rewards: has no effect with algorithm dpo",
+        ),
+    ],
+)
+def test_turn_rewards_that_nobody_gives_or_reads_are_an_error(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    (line,) = errors(tmp_path, text)
+    assert expected in line

@@ -248,6 +248,7 @@ def _trainer_settings(spec: RunSpec) -> Any:
         aggregation=train.loss_aggregation,
         max_tokens=spec.rollout.max_new_tokens * spec.rollout.max_turns,
         overlong_buffer=train.overlong_buffer,
+        turn_rewards=train.turn_rewards,
     )
     if spec.algorithm in WITH_OPTIONAL_STD and not train.norm_adv_by_std:
         policy = replace(policy, advantages=KINDS["dr_grpo"].advantages)

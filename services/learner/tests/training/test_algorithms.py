@@ -15,6 +15,7 @@ from learner.ports import ScoredRollout
 from learner.training.algorithms import dr_grpo, grpo, reinforce_pp, rloo
 from learner.training.algorithms.aggregation import AGGREGATIONS
 from learner.training.algorithms.base import ScoredTokens
+from learner.training.algorithms.by_turn import earned_by_turn
 from learner.training.algorithms.dapo import teaches
 from learner.training.algorithms.gae import discounts, gae, whiten
 from learner.training.algorithms.grpo import group_advantages, has_spread
@@ -270,8 +271,9 @@ class TestSharedCases:
 
     def test_dynamic_sampling_keeps_what_teaches(self, case: Any) -> None:
         found = case("dapo_dynamic_sampling_filter")
-        groups = [_tensor(group) for group in found["inputs"]["groups"]]
-        assert teaches(groups) == found["expected"]["keep"]
+        scores = [_tensor(group) for group in found["inputs"]["groups"]]
+        none = [()] * sum(len(group) for group in scores)
+        assert teaches(earned_by_turn(scores, none)) == found["expected"]["keep"]
 
     def test_importance_weights_of_a_long_row(self, case: Any) -> None:
         found = case("tis_length_blowup")

@@ -22,7 +22,7 @@ class RolloutRewards:
     rollout_R: tuple[int, ...]
     """Place of each row's rollout among all members."""
     turn_rewards: tuple[tuple[float, ...], ...] = ()
-    """Of every member, by turn; empty where no turn is rewarded by itself."""
+    """Of every member, by turn; empty where no turn is rewarded by itself, or the algorithm does not ask."""
 
     @property
     def flat(self) -> FloatArray:

@@ -6,17 +6,11 @@
     overlong shaping     a penalty that rises over the last tokens, eq. 13; see `overlong`
 
 Advantages are GRPO's. Groups that teach nothing are left out of the averages too, as if they had not been sampled.
-
-Shapes: G members of a group.
 """
 
-from collections.abc import Sequence
-
-import torch
-
-from learner.training.algorithms.grpo import has_spread
+from learner.training.algorithms.by_turn import Earned, members_differ
 
 
-def teaches(groups: Sequence[torch.Tensor]) -> list[bool]:
+def teaches(groups: Earned) -> list[bool]:
     """Says for each group whether dynamic sampling keeps it: its rewards differ."""
-    return [has_spread(rewards_G) for rewards_G in groups]
+    return [members_differ(group) for group in groups]

@@ -23,16 +23,18 @@ from learner.training.algorithms.base import (
     Targets,
     TokenLoss,
 )
+from learner.training.algorithms.by_turn import (
+    Advantages,
+    advantages_by_turn,
+    earned_by_turn,
+    token_advantages,
+)
 from learner.training.algorithms.grpo import advantages as grpo_advantages
 from learner.training.algorithms.importance import sequence_weights, token_weights
 from learner.training.algorithms.kl import KL_ESTIMATES
 from learner.training.algorithms.ratios import clipped_loss, row_log_ratio, token_log_ratio
 from learner.training.algorithms.reinforce_pp import normalised, returns_to_go
-from learner.training.algorithms.rollout_batch import (
-    Advantages,
-    RolloutBatchSettings,
-    rollout_batch,
-)
+from learner.training.algorithms.rollout_batch import RolloutBatchSettings, rollout_batch
 from learner.training.rows import FloatArray
 
 
@@ -43,6 +45,8 @@ class PolicyGradientSettings:
     advantages: Advantages = grpo_advantages
     per_token_returns: bool = False
     """Advantages are the returns of tokens, normalised over the batch (REINFORCE++), and not one per rollout."""
+    turn_rewards: bool = False
+    """Each turn answers for what came from it on; see `by_turn`."""
     only_groups_that_teach: bool = False
     """Groups without spread are as if they had not been sampled (DAPO)."""
     ratio_of_rows: bool = False
@@ -98,6 +102,7 @@ class PolicyGradient:
                 aggregation=settings.aggregation,
                 max_tokens=settings.max_tokens,
                 overlong_buffer=settings.overlong_buffer,
+                turn_rewards=settings.turn_rewards,
                 only_groups_that_teach=settings.only_groups_that_teach,
                 keep_all=settings.kl_coef > 0 or settings.per_token_returns,
             ),
@@ -112,11 +117,15 @@ class PolicyGradient:
         costs_T = self._kl_costs(first)
         if self._settings.per_token_returns:
             return Targets(advantages_T=self._returns(batch, costs_T))
-        assert batch.rewards is not None
+        assert batch.rewards is not None and batch.turn_T is not None
         costs_R = np.add.reduceat(costs_T, np.cumsum([0, *batch.tokens.counts[:-1]]))
-        found = torch.cat(self._settings.advantages(batch.rewards.less(costs_R))).numpy()
-        by_row = found[np.asarray(batch.rewards.rollout_R)]
-        return Targets(advantages_T=np.repeat(by_row, batch.tokens.counts))
+        rewarded = earned_by_turn(batch.rewards.less(costs_R), batch.rewards.turn_rewards)
+        by_turn = advantages_by_turn(rewarded, self._settings.advantages)
+        return Targets(
+            advantages_T=token_advantages(
+                by_turn, batch.rewards.rollout_R, batch.tokens.counts, batch.turn_T
+            )
+        )
 
     def _kl_costs(self, first: FirstPass) -> FloatArray:
         """Returns what the KL takes from the reward of each token."""

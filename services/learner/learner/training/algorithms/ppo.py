@@ -84,6 +84,7 @@ class Ppo:
                 max_tokens=policy.max_tokens,
                 overlong_buffer=policy.overlong_buffer,
                 keep_all=True,
+                turn_rewards=True,
                 bootstrap=True,
             ),
         )

@@ -7,7 +7,7 @@ computed: they would add exactly nothing.
 Shapes: T policy tokens, R rows, N rollouts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,18 @@ import torch
 from learner.ports import ScoredRollout
 from learner.training.algorithms.aggregation import AGGREGATIONS
 from learner.training.algorithms.base import Batch, RolloutRewards
+from learner.training.algorithms.by_turn import (
+    Advantages,
+    Earned,
+    advantages_by_turn,
+    earned_by_turn,
+    members_differ,
+    token_advantages,
+)
 from learner.training.algorithms.dapo import teaches
-from learner.training.algorithms.grpo import has_spread
 from learner.training.algorithms.overlong import overlong_penalty
 from learner.training.rows import BoolArray, FloatArray, IntArray, policy_tokens
 from trajectory.types import TokenRow
-
-Advantages = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-"""From the rewards of each group's members to their advantages, both in float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,8 @@ class RolloutBatchSettings:
     """Keep the tokens of rollouts without advantage, for a KL or for advantages that are known later."""
     only_groups_that_teach: bool = False
     """Leave groups without spread out of the averages too, as dynamic sampling does."""
+    turn_rewards: bool = False
+    """Let each turn answer for what came from it on, and not for the whole rollout."""
     bootstrap: bool = False
     """Add to rollouts that were cut off a last token of no weight, whose state holds the value of what would follow."""
 
@@ -59,38 +65,44 @@ def rollout_batch(
         _Member.of(rollout, bootstrap=settings.bootstrap) for group in groups for rollout in group
     ]
     rewards = _rewards(groups, members, settings)
+    turn_rewards = tuple(
+        rollout.turn_rewards if settings.turn_rewards else ()
+        for group in groups
+        for rollout in group
+    )
+    rewarded = earned_by_turn(rewards, turn_rewards)
     if settings.only_groups_that_teach:
-        members = _without_silent_groups(groups, rewards, members)
-    per_rollout = [value for found in advantages(rewards) for value in found.tolist()]
+        members = _without_silent_groups(rewarded, members)
+    by_turn = advantages_by_turn(rewarded, advantages)
     counts = [member.counts for member in members if member.counts]
     aggregate = AGGREGATIONS[settings.aggregation]
     weights = iter(aggregate(counts, settings.max_tokens) if counts else [])
     rows: list[_Row] = []
     row_weights: list[float] = []
     row_rollouts: list[int] = []
-    for index, (member, advantage) in enumerate(zip(members, per_rollout, strict=True)):
+    for index, (member, found) in enumerate(zip(members, by_turn, strict=True)):
         weight = next(weights) if member.counts else []
-        if advantage == 0.0 and not settings.keep_all:
+        if not found.any() and not settings.keep_all:
             continue
         rows += member.rows
         row_weights += weight
         row_rollouts += [index] * len(member.rows)
     tokens = policy_tokens(rows)
-    by_row = np.asarray([per_rollout[index] for index in row_rollouts], dtype=np.float64)
+    turn_T = _joined([row.turns[row.loss_mask] for row in rows], np.int64)
     real_T = _joined([row.real[row.loss_mask] for row in rows], np.bool_)
     return Batch(
         tokens=tokens,
         weights_T=np.repeat(np.asarray(row_weights), tokens.counts) * real_T,
-        advantages_T=np.repeat(by_row, tokens.counts) * real_T,
+        advantages_T=token_advantages(by_turn, row_rollouts, tokens.counts, turn_T) * real_T,
         engine_logprobs_T=_joined([row.logprobs[row.loss_mask] for row in rows], np.float64),
         real_T=real_T,
-        turn_T=_joined([row.turns[row.loss_mask] for row in rows], np.int64),
+        turn_T=turn_T,
         rewards=RolloutRewards(
             groups=tuple(rewards),
             rollout_R=tuple(row_rollouts),
-            turn_rewards=tuple(r.turn_rewards for group in groups for r in group),
+            turn_rewards=turn_rewards,
         ),
-        figures=_figures(rewards)
+        figures=_figures(rewarded)
         | {
             "tokens/trained": float(real_T.sum()),
             "tokens/not_finite": float(sum(member.not_finite for member in members)),
@@ -159,13 +171,9 @@ def _joined(pieces: Sequence[npt.NDArray[Any]], dtype: type[Any]) -> npt.NDArray
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=dtype)
 
 
-def _without_silent_groups(
-    groups: Sequence[Sequence[ScoredRollout]],
-    rewards: Sequence[torch.Tensor],
-    members: Sequence[_Member],
-) -> list[_Member]:
+def _without_silent_groups(rewarded: Earned, members: Sequence[_Member]) -> list[_Member]:
     """Takes the rows from members of groups whose rewards do not differ."""
-    kept = [keep for group, keep in zip(groups, teaches(rewards), strict=True) for _ in group]
+    kept = [keep for group, keep in zip(rewarded, teaches(rewarded), strict=True) for _ in group]
     return [
         member if keep else _Member(rows=[], counts=[], not_finite=member.not_finite)
         for member, keep in zip(members, kept, strict=True)
@@ -198,11 +206,11 @@ def _rewards(
     return rewards
 
 
-def _figures(rewards: Sequence[torch.Tensor]) -> dict[str, float]:
-    spread = sum(has_spread(rewards_G) for rewards_G in rewards)
-    small = sum(len(rewards_G) < 2 for rewards_G in rewards)
+def _figures(rewarded: Earned) -> dict[str, float]:
+    spread = sum(members_differ(group) for group in rewarded)
+    small = sum(len(group) < 2 for group in rewarded)
     return {
         "groups/trained": float(spread),
         "groups/too_small": float(small),
-        "groups/without_spread": float(len(rewards) - spread - small),
+        "groups/without_spread": float(len(rewarded) - spread - small),
     }

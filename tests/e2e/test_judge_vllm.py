@@ -182,7 +182,9 @@ async def test_question_that_is_too_long_is_rejected(critic: Critic) -> None:
 
 
 async def test_deadline_stops_the_judge_and_the_next_question_is_answered(critic: Critic) -> None:
-    long = question(ScoreKind(), text="Count to 1000 in words.", max_tokens=900)
-    error = await failure(critic, long, seconds=0.5)
+    # The schema leaves no reply shorter than a label, so none can be ready in time.
+    labels = tuple(" ".join([word] * 150) for word in ("good", "bad"))
+    long = question(LabelKind(labels=labels), form=AnswerForm.JSON, max_tokens=400)
+    error = await failure(critic, long, seconds=0.2)
     assert error.reason == "JUDGE_TIMEOUT"
     assert (await failure(critic, question(ScoreKind(), max_tokens=1))).reason == "JUDGE_UNPARSABLE"

@@ -46,18 +46,19 @@ done 2>/dev/null
 """$1: a process. Prints the last fields of its status once it has ended and nobody has asked for it."""
 
 KILL = f"""
-while :; do
-  found=
+left=2
+while [ "$left" -gt 0 ]; do
+  left=$((left - 1))
   for folder in /proc/[0-9]*; do
     while read -r line || [ -n "$line" ]; do
-      case $line in *"{MARK}=$1"*) kill -9 "${{folder#/proc/}}" && found=1; break;; esac
+      case $line in *"{MARK}=$1"*) kill -9 "${{folder#/proc/}}" && left=2; break;; esac
     done <"$folder/environ"
   done 2>/dev/null
-  [ -n "$found" ] || exit 0
 done
 """
-"""$1: a mark. Kills every process that bears it until there is none. It starts nothing itself: in a sandbox that is
-full of processes it could not."""
+"""$1: a mark. Kills every process that bears it, until two rounds in a row found none: one that is just becoming
+another program shows no mark for a moment. It starts nothing itself: in a sandbox that is full of processes it could
+not."""
 
 OOM_KILLS = "grep -s '^oom_kill ' /proc/vmstat"
 

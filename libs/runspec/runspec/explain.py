@@ -40,6 +40,8 @@ _OTHER_NAMES = {
     "model_name_or_path": "model.path",
     "train_file": "data.train",
     "eval_file": "data.eval",
+    "report_to": "metrics.loggers",
+    "logger": "metrics.loggers",
     "train_dataset_id": "data.train",
     "eval_dataset_id": "data.eval",
 }

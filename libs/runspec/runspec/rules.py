@@ -97,6 +97,8 @@ def _needs(spec: RunSpec) -> Iterator[tuple[str, str]]:
                 "has no effect with algorithm reward_model, which reads conversations as graders "
                 "send them; leave it out",
             )
+    if len(set(spec.metrics.loggers)) != len(spec.metrics.loggers):
+        yield "metrics.loggers", f"names a logger twice: {', '.join(spec.metrics.loggers)}"
     if spec.eval.every_steps > 0 and not spec.data.eval:
         yield "eval.every_steps", f"is {spec.eval.every_steps}, but data.eval names no file"
 

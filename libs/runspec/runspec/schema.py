@@ -4,6 +4,7 @@ Rules that span fields are in `runspec.rules`, reading files in `runspec.load`, 
 Types are strict: "10" in quotes is a text, not a number.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -277,6 +278,15 @@ class AgreementSpec(Section):
     """Words that stand for a missing label."""
 
 
+class MetricsSpec(Section):
+    """Where the figures of a run go beside the file metrics.jsonl of its folder."""
+
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(default=(), strict=False)
+    """Further loggers: tensorboard, wandb (offline), mlflow (a local store); each needs its package at the learner."""
+    project: str = Field(default="hone", min_length=1, max_length=128)
+    """Project of W&B, experiment of MLflow."""
+
+
 TRAIN_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "sft": {"max_steps": 30, "learning_rate": 2e-4, "batch_size": 16},
     "dpo": {"max_steps": 30, "learning_rate": 5e-5, "batch_size": 16},
@@ -329,6 +339,8 @@ class RunSpec(Section):
     """Seed of everything random in the run."""
     agreement: AgreementSpec = AgreementSpec()
     """How far people must agree before the run may start."""
+    metrics: MetricsSpec = MetricsSpec()
+    """Where the figures go."""
 
     @property
     def reinforces(self) -> bool:
@@ -378,3 +390,18 @@ def all_fields() -> tuple[str, ...]:
         if key in inner:
             names.extend(f"{key}.{field}" for field in inner[key].model_fields)
     return tuple(names)
+
+
+def flat(spec: RunSpec) -> dict[str, str | int | float | bool]:
+    """What a run file says, by dotted name: lists and the grader as JSON, fields without a value left out."""
+    found: dict[str, str | int | float | bool] = {}
+    for key, value in spec.model_dump(mode="json", exclude_none=True).items():
+        inner = value if key in sections() else {"": value}
+        for field, item in inner.items():
+            name = f"{key}.{field}" if field else key
+            found[name] = (
+                item
+                if isinstance(item, str | int | float | bool)
+                else json.dumps(item, sort_keys=True, ensure_ascii=False)
+            )
+    return found

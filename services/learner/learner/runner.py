@@ -3,7 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,12 +18,15 @@ from learner.jobs.context import JobContext
 from learner.jobs.evaluate import run_evaluate
 from learner.jobs.reinforce import ReinforcementJob
 from learner.jobs.rows import RowJob, RowSteps
+from learner.loggers.base import MetricsLogger, RunInfo
+from learner.loggers.board import Board, LoggedReporter
+from learner.loggers.table import check_installed, make_logger
 from learner.manager import RunReporter
-from learner.ports import RowData, TrainingCore
+from learner.ports import RowData, Stopped, TrainingCore
 from learner.runlog import BusRunLog
 from learner.runs import Run, RunStore
 from runspec.convert import run_spec_from_proto
-from runspec.schema import RunSpec
+from runspec.schema import RunSpec, flat
 from servicekit.errors import FailedPrecondition
 from trajectory.types import ToolDefinition
 
@@ -77,20 +81,48 @@ class Runner:
         message = json_format.Parse(run.spec_json, run_spec_pb2.RunSpec())
         spec = run_spec_from_proto(message)
         folder = self._store.folder(run.run_id)
+        board = self._board(run.run_id, spec)
         context = JobContext(
             run_id=run.run_id,
             spec=spec,
             log=await self._log(run.run_id, spec, message),
-            report=reporter,
+            report=LoggedReporter(reporter, board),
             stop=stop,
             folder=folder,
             monotonic=time.monotonic,
             life=run.life,
         )
+        state, metrics = "failed", dict[str, float]()
+        try:
+            metrics = await self._carry_out(context)
+            state = "completed"
+        except Stopped:
+            state = "stopped"
+            raise
+        finally:
+            await asyncio.to_thread(board.close, state, metrics)
+        return metrics
+
+    async def _carry_out(self, context: JobContext) -> dict[str, float]:
+        spec = context.spec
         adapter = self._adapters.resolve(spec.model.adapter)
         if spec.algorithm == "evaluate":
             return await run_evaluate(context, self._datasets.tasks(spec.data.eval), adapter)
         return await self._train(context, adapter)
+
+    def _board(self, run_id: str, spec: RunSpec) -> Board:
+        folder = self._store.folder(run_id)
+        info = RunInfo(
+            run_id=run_id,
+            project=spec.metrics.project,
+            settings=flat(spec),
+            folder=folder,
+            shared=folder.parent.parent,
+        )
+        makers: dict[str, Callable[[], MetricsLogger]] = {
+            name: partial(make_logger, name, info) for name in spec.metrics.loggers
+        }
+        return Board(run_id, makers, self._store.steps(run_id), time.time)
 
     async def _train(self, context: JobContext, adapter: Path | None) -> dict[str, float]:
         spec = context.spec
@@ -181,6 +213,7 @@ def check_supported(spec: RunSpec) -> None:
             reason="NOT_SUPPORTED",
             violations={"train.max_staleness": "only 0 is supported"},
         )
+    check_installed(spec.metrics.loggers)
     if spec.algorithm == "sft" and spec.data.eval:
         raise FailedPrecondition(
             "data.eval: an sft run does not measure; leave it out and use `hone evaluate`",

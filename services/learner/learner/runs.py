@@ -7,10 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
 from servicekit.errors import InvalidArgument, NotFound
+
+_TAIL_BYTES = 256 * 1024
+"""More than a line of metrics.jsonl is long."""
 
 
 class RunState(StrEnum):
@@ -104,37 +108,58 @@ class RunStore:
         return sorted(found, key=lambda run: (run.create_time, run.run_id), reverse=True)
 
     def append_step(self, run_id: str, step: Step) -> None:
-        """Adds a line to metrics.jsonl."""
+        """Adds a line to metrics.jsonl; a step that is there already is replaced, with what came after it."""
         line = {
             "step": step.step,
             "policy_version": step.policy_version,
             "time": step.end_time,
-            **step.metrics,
+            **{name: value if isfinite(value) else None for name, value in step.metrics.items()},
         }
         path = self.folder(run_id) / "metrics.jsonl"
-        torn = path.exists() and not path.read_bytes().endswith(b"\n")
-        with path.open("a", encoding="utf-8") as file:
-            file.write(("\n" if torn else "") + json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        text = json.dumps(line).encode() + b"\n"
+        if _last_step(path) < step.step:
+            with path.open("ab") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        else:
+            kept = [raw for found, raw in _lines(path) if found.step < step.step]
+            write_atomically(path, b"".join(kept) + text)
 
     def steps(self, run_id: str) -> list[Step]:
-        """Reads metrics.jsonl; a step written twice around a crash counts once, a torn last line not at all."""
-        path = self.folder(run_id) / "metrics.jsonl"
-        found: dict[int, Step] = {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            try:
-                fields = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            step = Step(
-                step=fields.pop("step"),
-                policy_version=fields.pop("policy_version"),
-                end_time=fields.pop("time"),
-                metrics=fields,
-            )
-            found[step.step] = step
-        return [found[key] for key in sorted(found)]
+        """Reads metrics.jsonl; a torn last line counts as not written."""
+        return [step for step, _ in _lines(self.folder(run_id) / "metrics.jsonl")]
+
+
+def _last_step(path: Path) -> float:
+    """Returns the step of the last line: -1 where there is none yet, infinity where it is torn or none can be read."""
+    if not path.exists() or not path.stat().st_size:
+        return -1
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        tail = file.read()
+    try:
+        return int(json.loads(tail.splitlines()[-1])["step"]) if tail.endswith(b"\n") else inf
+    except ValueError:
+        return inf
+
+
+def _lines(path: Path) -> list[tuple[Step, bytes]]:
+    """Reads the whole lines of metrics.jsonl, each as it stands and as a step, in the order of the steps."""
+    found: dict[int, tuple[Step, bytes]] = {}
+    for raw in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        try:
+            fields = json.loads(raw)
+        except ValueError:
+            continue
+        step = Step(
+            step=fields.pop("step"),
+            policy_version=fields.pop("policy_version"),
+            end_time=fields.pop("time"),
+            metrics={name: nan if value is None else value for name, value in fields.items()},
+        )
+        found[step.step] = (step, raw)
+    return [found[key] for key in sorted(found)]
 
 
 def ended(run: Run, state: RunState, *, at: float, detail: str = "") -> Run:

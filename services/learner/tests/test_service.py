@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -282,6 +283,16 @@ def test_metrics_file_survives_repetition_and_a_torn_line(tmp_path: Path) -> Non
     with (tmp_path / "run-1" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "pol')
     assert [step.step for step in store.steps("run-1")] == [0, 1]
+    for step in (2, 3, 1):
+        store.append_step(
+            "run-1", Step(step=step, policy_version=step, end_time=0.0, metrics={"a": math.nan})
+        )
+    lines = (tmp_path / "run-1" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": 0, "policy_version": 0, "time": 0.0, "a": 0},
+        {"step": 1, "policy_version": 1, "time": 0.0, "a": None},
+    ]
+    assert math.isnan(store.steps("run-1")[1].metrics["a"])
 
 
 async def test_spec_with_only_what_is_needed_runs_with_the_defaults(

@@ -21,6 +21,7 @@ _ONLY_WITH_ROLLOUTS = (
     "norm_adv_by_std",
     "turn_rewards",
     "max_staleness",
+    "max_resampled_groups",
     "updates_per_step",
 )
 _WITHOUT_GROUPS = ("reinforce_pp", "ppo")
@@ -140,6 +141,11 @@ def _reinforcement(spec: RunSpec) -> Iterator[tuple[str, str]]:
         yield (
             "train.min_group_size",
             f"is {train.min_group_size}, more than train.group_size ({train.group_size})",
+        )
+    if train.max_resampled_groups and spec.algorithm in _WITHOUT_GROUPS:
+        yield (
+            "train.max_resampled_groups",
+            f"has no effect with algorithm {spec.algorithm}, which learns from groups without spread too; leave it out",
         )
     if 0 < train.dual_clip <= 1:
         yield (

@@ -165,8 +165,14 @@ class TrainSpec(Section):
     """How the KL is estimated from sampled tokens; by default k1 in the reward, k3 in the loss."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the KL counts; by default in the reward for ppo and reinforce_pp, in the loss for all others."""
-    importance_sampling: Literal["none", "token", "sequence"] = "none"
-    """Weights for tokens that the engine sampled with other probabilities than the learner's, by token or row."""
+    max_staleness: int = Field(default=0, ge=0, le=64)
+    """Policy versions that the acting weights may lag behind: so many further steps roll out while one trains."""
+    max_resampled_groups: int = Field(default=0, ge=0, le=65_536)
+    """Further groups per step in place of those whose rewards do not differ, as dynamic sampling does; 0 means none."""
+    importance_sampling: Literal["none", "token", "sequence"] = Field(
+        default_factory=lambda data: "token" if data.get("max_staleness", 0) > 0 else "none"
+    )
+    """Weights for tokens sampled with other probabilities than the learner's; by default token where stale ones are."""
     importance_cap: float = Field(default=2.0, ge=1)
     """These weights are cut off at this."""
     overlong_buffer: int = Field(default=0, ge=0)
@@ -191,8 +197,6 @@ class TrainSpec(Section):
     """For dpo: how closely the policy keeps to the reference, as the weight of the KL that the loss stands for."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """For dpo: share of pairs that are taken to be labelled the wrong way round."""
-    max_staleness: int = Field(default=0, ge=0, le=64)
-    """Policy versions that the acting weights may lag behind; 0 is synchronous."""
     updates_per_step: int = Field(default=1, ge=1, le=64)
     """Optimiser updates per batch of rollouts."""
     checkpoint_every_steps: int = Field(default=1, ge=1)

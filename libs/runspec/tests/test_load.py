@@ -61,6 +61,24 @@ def test_defaults_follow_the_algorithm(tmp_path: Path) -> None:
     assert (spec.train.learning_rate, spec.train.batch_size) == (2e-4, 16)
 
 
+def test_stale_rollouts_are_weighted_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    def train(text: str) -> str:
+        return load(tmp_path, GRPO.replace("max_steps: 3", text)).spec.train.importance_sampling
+
+    assert train("max_steps: 3") == "none"
+    assert train("max_staleness: 1") == "token"
+    assert train("max_staleness: 1\n  importance_sampling: none") == "none"
+
+
+def test_resampling_is_refused_where_groups_without_spread_teach(tmp_path: Path) -> None:
+    text = GRPO.replace("max_steps: 3", "max_resampled_groups: 4")
+    assert load(tmp_path, text).spec.train.max_resampled_groups == 4
+    (line,) = errors(tmp_path, text.replace("algorithm: grpo", "algorithm: ppo"))
+    assert line.startswith(
+        "run.yaml:8: train.max_resampled_groups: has no effect with algorithm ppo"
+    )
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [

@@ -291,6 +291,32 @@ def _trained_beyond_staleness(log: RunLog) -> Iterator[Violation]:
                 )
 
 
+def _asked_ahead_of_staleness(log: RunLog) -> Iterator[Violation]:
+    if log.started is None:
+        return
+    allowed = log.started.max_staleness + 1
+    moments: list[tuple[int, int, str]] = [(at, fact.step, "") for at, fact in log.trained]
+    for attempt in log.attempts.values():
+        if attempt.slot and attempt.slot.phase is Phase.TRAIN and attempt.request_sequence:
+            moments.append((attempt.request_sequence, attempt.slot.step, attempt.rollout_id))
+    untrained: set[int] = set()
+    trained: set[int] = set()
+    for _, step, rollout_id in sorted(moments):
+        if not rollout_id:
+            trained.add(step)
+            untrained.discard(step)
+            continue
+        if step not in trained:
+            untrained.add(step)
+        if len(untrained) > allowed:
+            yield Violation(
+                detail=f"rollout {rollout_id} of step {step} was requested while steps "
+                f"{', '.join(map(str, sorted(untrained)))} were asked for and not trained; "
+                f"max_staleness {allowed - 1} allows {allowed} such steps",
+                rollout_ids=(rollout_id,),
+            )
+
+
 def _second_agent_sandbox(log: RunLog) -> Iterator[Violation]:
     for attempt in log.attempts.values():
         if len(attempt.sandboxes_before_finish) > 1:
@@ -377,6 +403,7 @@ RULES: Mapping[str, Callable[[RunLog], Iterator[Violation]]] = {
     "acted_with_unpublished_version": _acted_with_unpublished_version,
     "acted_outside_staleness": _acted_outside_staleness,
     "trained_beyond_staleness": _trained_beyond_staleness,
+    "asked_ahead_of_staleness": _asked_ahead_of_staleness,
     "second_agent_sandbox": _second_agent_sandbox,
     "sandbox_not_destroyed": _sandbox_not_destroyed,
     "sandbox_destroyed_twice": _sandbox_destroyed_twice,

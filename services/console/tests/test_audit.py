@@ -254,6 +254,17 @@ def test_audit_allows_staleness_within_the_bound() -> None:
     assert log.audit().findings == ()
 
 
+def test_audit_allows_rollouts_of_as_many_further_steps_as_staleness_does() -> None:
+    log = Log(max_staleness=2)
+    for step in range(3):
+        log.roll(f"r{step}", log.slot(step=step))
+    for step in range(4):
+        log.train(step, f"r{step}")
+        log.publish(step + 1)
+        log.roll(f"r{step + 3}", log.slot(step=step + 3), version=step + 1)
+    assert log.audit().findings == ()
+
+
 def test_audit_allows_weights_to_be_published_before_their_step_is_told() -> None:
     log = Log()
     for step in range(3):
@@ -486,6 +497,13 @@ def _trained_too_stale() -> Log:
     return log
 
 
+def _asked_too_far_ahead() -> Log:
+    log = Log(max_staleness=1)
+    for step in range(3):
+        log.roll(f"r{step}", log.slot(step=step))
+    return log
+
+
 def _two_boxes() -> Log:
     log = Log()
     log.request("a", log.slot(0))
@@ -555,6 +573,7 @@ BROKEN: list[tuple[str, Callable[[], Log]]] = [
     ("acted_with_unpublished_version", _acted_too_new),
     ("acted_outside_staleness", _acted_too_old),
     ("trained_beyond_staleness", _trained_too_stale),
+    ("asked_ahead_of_staleness", _asked_too_far_ahead),
     ("second_agent_sandbox", _two_boxes),
     ("second_agent_sandbox", _box_of_a_zombie),
     ("sandbox_not_destroyed", _box_left),

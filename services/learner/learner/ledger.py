@@ -21,6 +21,9 @@ from trajectory.types import (
 DATA_KINDS = frozenset({FailureKind.BAD_TASK, FailureKind.GRADER})
 """Kinds that speak of the task row; only they can put a task into quarantine."""
 
+NO_SPREAD = 1e-6
+"""Scores of a group that differ by no more than this are taken for equal."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryBudget:
@@ -73,16 +76,37 @@ class Wanted:
 class StepLedger:
     """The slots of one step and what the log says of them."""
 
-    def __init__(self, slots: Mapping[Slot, str], budget: RetryBudget) -> None:
-        """Starts with every slot (and its task_id) unrequested."""
+    def __init__(
+        self,
+        slots: Mapping[Slot, str],
+        budget: RetryBudget,
+        *,
+        reserve: Mapping[Slot, str] | None = None,
+    ) -> None:
+        """Starts with every slot (and its task_id) unrequested.
+
+        The groups of `reserve`, whose indices follow on, join in order: one for each group that closes without spread.
+        """
         self._budget = budget
-        self.slots = {slot: SlotState(slot=slot, task_id=task) for slot, task in slots.items()}
+        self.slots = _states(slots)
+        self._reserve = _by_group(_states(reserve or {}).values())
+        self._silent: set[int] = set()
         self._by_rollout: dict[str, tuple[SlotState, Attempt]] = {}
         self._pending_outcomes: dict[str, tuple[Outcome, object | None]] = {}
         self.late_ignored = 0
+        self.resampled_groups = 0
+        """Groups of the reserve that joined."""
 
     def fold_requested(self, slot: Slot, rollout_id: str, attempt: int) -> None:
         """An attempt was requested; repeats of the same event change nothing."""
+        if slot not in self.slots:
+            # Another life saw groups without spread and asked for more.
+            joining = (
+                n
+                for n, group in enumerate(self._reserve, 1)
+                if group[0].slot.group_index == slot.group_index
+            )
+            self._join_reserve(next(joining, 0))
         state = self.slots.get(slot)
         if state is None or rollout_id in self._by_rollout:
             return
@@ -119,6 +143,20 @@ class StepLedger:
             return
         attempt.outcome = outcome
         attempt.judged_in = context
+        if self._reserve:
+            self._replace_if_silent(state.slot.group_index)
+
+    def _replace_if_silent(self, group_index: int) -> None:
+        group = [s for s in self.slots.values() if s.slot.group_index == group_index]
+        if all(self.is_closed(state) for state in group) and is_silent(group):
+            self._silent.add(group_index)
+            self._join_reserve(len(self._silent))
+
+    def _join_reserve(self, count: int) -> None:
+        """Lets groups of the reserve join until there are `count` of them, or none is left."""
+        for group in self._reserve[self.resampled_groups : count]:
+            self.slots.update({state.slot: state for state in group})
+            self.resampled_groups += 1
 
     def wanted(self) -> list[Wanted]:
         """Returns the attempts to request now: first ones, and retries that the budgets allow."""
@@ -162,13 +200,7 @@ class StepLedger:
 
     def groups(self) -> list[list[SlotState]]:
         """Returns the slots by group, in order."""
-        by_group: dict[int, list[SlotState]] = {}
-        for state in self.slots.values():
-            by_group.setdefault(state.slot.group_index, []).append(state)
-        return [
-            sorted(by_group[index], key=lambda state: state.slot.sample_index)
-            for index in sorted(by_group)
-        ]
+        return _by_group(self.slots.values())
 
     def scored(self) -> list[tuple[SlotState, Attempt, Scored]]:
         """Returns the slots that were scored, with the attempt that fills each."""
@@ -211,6 +243,26 @@ class StepLedger:
             if all(self.is_closed(state) for state in states)
             and len(kinds := _data_failure_kinds(states)) == 1
         }
+
+
+def is_silent(group: Iterable[SlotState]) -> bool:
+    """Says whether a group was scored and its scores do not differ, so that it carries no signal."""
+    scores = [state.outcome.score for state in group if isinstance(state.outcome, Scored)]
+    return len(scores) >= 2 and max(scores) - min(scores) <= NO_SPREAD
+
+
+def _states(slots: Mapping[Slot, str]) -> dict[Slot, SlotState]:
+    return {slot: SlotState(slot=slot, task_id=task) for slot, task in slots.items()}
+
+
+def _by_group(states: Iterable[SlotState]) -> list[list[SlotState]]:
+    by_group: dict[int, list[SlotState]] = {}
+    for state in states:
+        by_group.setdefault(state.slot.group_index, []).append(state)
+    return [
+        sorted(by_group[index], key=lambda state: state.slot.sample_index)
+        for index in sorted(by_group)
+    ]
 
 
 def _data_failure_kinds(states: Iterable[SlotState]) -> set[FailureKind]:

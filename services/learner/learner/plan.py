@@ -1,5 +1,6 @@
 """Which tasks a step samples: a seeded shuffle per epoch, the same after every restart."""
 
+import itertools
 import random
 from collections.abc import Collection, Sequence
 
@@ -41,15 +42,42 @@ def _order(count: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
+def reserve_tasks_of_step(
+    tasks: Sequence[Task],
+    *,
+    step: int,
+    groups: int,
+    seed: int,
+    chosen: Sequence[Task],
+    quarantined: Collection[str] = (),
+) -> list[Task]:
+    """Returns the tasks that stand in, in order, for those of a step whose groups turn out without spread.
+
+    A shuffle of the step's own, so that the walk of `tasks_of_step` stays a function of the step alone. Tasks that the
+    step has not `chosen` come first; fewer than `groups` are returned only where every task is in quarantine.
+    """
+    order = [task for task in tasks if task.task_id not in quarantined]
+    random.Random(f"hone-reserve/{seed}/{step}").shuffle(order)
+    taken = {task.task_id for task in chosen}
+    order.sort(key=lambda task: task.task_id in taken)
+    return list(itertools.islice(itertools.cycle(order), groups))
+
+
 def slots_of_step(
-    run_id: str, phase: Phase, step: int, tasks: Sequence[Task], group_size: int
+    run_id: str,
+    phase: Phase,
+    step: int,
+    tasks: Sequence[Task],
+    group_size: int,
+    *,
+    first_group: int = 0,
 ) -> dict[Slot, str]:
-    """Returns the slots of a step with the task_id of each."""
+    """Returns the slots of a step, or of groups from `first_group` on, with the task_id of each."""
     return {
         Slot(
             run_id=run_id, phase=phase, step=step, group_index=group, sample_index=sample
         ): task.task_id
-        for group, task in enumerate(tasks)
+        for group, task in enumerate(tasks, first_group)
         for sample in range(group_size)
     }
 

@@ -206,13 +206,6 @@ def check_supported(spec: RunSpec) -> None:
     Raises:
         FailedPrecondition: a setting asks for more than there is.
     """
-    if spec.train.max_staleness > 0:
-        raise FailedPrecondition(
-            "train.max_staleness: found "
-            f"{spec.train.max_staleness}; this version trains synchronously, 0 is right",
-            reason="NOT_SUPPORTED",
-            violations={"train.max_staleness": "only 0 is supported"},
-        )
     check_installed(spec.metrics.loggers)
     if spec.algorithm == "sft" and spec.data.eval:
         raise FailedPrecondition(

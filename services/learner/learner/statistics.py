@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from learner.ledger import StepLedger
+from learner.ledger import StepLedger, is_silent
 from trajectory.types import SHARED_ISOLATION, Masked, OutcomeKind, RolloutRecord, Scored
 
 
@@ -26,14 +26,13 @@ def rollout_metrics(ledger: StepLedger) -> dict[str, float]:
     for kind, count in Counter(f.kind for f in ledger.failures()).items():
         metrics[f"rollouts/failed/{kind}"] = float(count)
     metrics["rollouts/late_ignored"] = float(ledger.late_ignored)
-    groups = [
-        [state.outcome.score for state in group if isinstance(state.outcome, Scored)]
+    full = [
+        group
         for group in ledger.groups()
+        if sum(isinstance(state.outcome, Scored) for state in group) >= 2
     ]
-    full = [group for group in groups if len(group) >= 2]
     if full:
-        flat = sum(max(group) - min(group) <= 1e-6 for group in full)
-        metrics["frac_reward_zero_std"] = flat / len(full)
+        metrics["frac_reward_zero_std"] = sum(map(is_silent, full)) / len(full)
     return metrics
 
 

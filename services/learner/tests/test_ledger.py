@@ -151,3 +151,55 @@ def test_task_whose_data_fails_in_every_attempt_is_poison_and_a_sick_cluster_is_
                     break
         assert step.closed
         assert set(step.poison_tasks()) == expected
+
+
+def with_reserve(groups: int, reserve: int, budget: RetryBudget = BUDGET) -> StepLedger:
+    return StepLedger(
+        {slot(i, group): "a" for group in range(groups) for i in range(2)},
+        budget,
+        reserve={slot(i, groups + n): "b" for n in range(reserve) for i in range(2)},
+    )
+
+
+def play(step: StepLedger, group: int, scores: tuple[float, float]) -> None:
+    for i, score in enumerate(scores):
+        step.fold_requested(slot(i, group), f"g{group}-{i}", 0)
+        step.fold_finished(f"g{group}-{i}", record())
+        step.fold_outcome(f"g{group}-{i}", scored(score))
+
+
+def test_group_without_spread_brings_one_of_the_reserve_as_long_as_there_is_one() -> None:
+    step = with_reserve(2, 2)
+    play(step, 0, (0.0, 1.0))
+    assert step.resampled_groups == 0
+    play(step, 1, (1.0, 1.0))
+    assert not step.closed
+    assert {w.slot.group_index for w in step.wanted()} == {2}
+    play(step, 2, (0.0, 0.0))
+    assert {w.slot.group_index for w in step.wanted()} == {3}
+    play(step, 3, (0.0, 0.0))
+    assert step.closed
+    assert step.resampled_groups == 2
+    assert len(step.groups()) == 4
+
+
+def test_group_that_was_lost_is_not_resampled() -> None:
+    step = with_reserve(1, 1)
+    play(step, 0, (1.0, 1.0))
+    lost = with_reserve(1, 1)
+    for i in range(2):
+        lost.fold_requested(slot(i), f"r{i}", 0)
+        lost.fold_outcome(f"r{i}", failure(retryable=False))
+    assert (step.resampled_groups, lost.resampled_groups) == (1, 0)
+    assert lost.closed
+
+
+def test_group_of_the_reserve_that_another_life_asked_for_joins_though_its_cause_is_not_known() -> (
+    None
+):
+    step = with_reserve(1, 3)
+    step.fold_requested(slot(0, 2), "r", 0)
+    assert step.resampled_groups == 2
+    assert len(step.in_flight) == 1
+    play(step, 0, (1.0, 1.0))
+    assert step.resampled_groups == 2

@@ -2,7 +2,13 @@ from collections import Counter
 
 import pytest
 
-from learner.plan import rows_of_step, seed_of, slots_of_step, tasks_of_step
+from learner.plan import (
+    reserve_tasks_of_step,
+    rows_of_step,
+    seed_of,
+    slots_of_step,
+    tasks_of_step,
+)
 from trajectory.types import Phase, Slot, Task
 
 
@@ -55,3 +61,26 @@ def test_supervised_rows_walk_the_set_in_shuffled_epochs() -> None:
     rows = [i for step in range(5) for i in rows_of_step(10, step=step, batch_size=4, seed=1)]
     assert sorted(rows[:10]) == list(range(10))
     assert sorted(rows[10:]) == list(range(10))
+
+
+def test_reserve_starts_with_tasks_that_the_step_has_not_and_leaves_out_those_in_quarantine() -> (
+    None
+):
+    known = tasks(6)
+    chosen = tasks_of_step(known, step=2, groups=3, seed=0, quarantined=["t5"])
+    reserve = reserve_tasks_of_step(
+        known, step=2, groups=7, seed=0, chosen=chosen, quarantined=["t5"]
+    )
+    first, rest = [t.task_id for t in reserve[:2]], [t.task_id for t in reserve]
+    assert not {*first} & {t.task_id for t in chosen}
+    assert len(rest) == 7
+    assert "t5" not in rest
+    again = reserve_tasks_of_step(
+        known, step=2, groups=7, seed=0, chosen=chosen, quarantined=["t5"]
+    )
+    assert reserve == again
+
+
+def test_groups_of_the_reserve_come_after_those_of_the_step() -> None:
+    slots = slots_of_step("r", Phase.TRAIN, 0, tasks(2), 2, first_group=5)
+    assert {slot.group_index for slot in slots} == {5, 6}

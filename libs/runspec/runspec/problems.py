@@ -54,6 +54,8 @@ class RowError:
     """For example messages[1].content; empty for the row as a whole."""
     message: str
     """What was found and what would be right."""
+    source: str = ""
+    """The file, where the rows came from several; else the errors' own says it."""
 
 
 class RowErrors(ValueError):
@@ -105,6 +107,7 @@ def described(value: object) -> str:
 
 
 def _row_line(source: str, error: RowError) -> str:
+    source = error.source or source
     place = f"{source}:{error.line}" if error.line else source
     return ": ".join(part for part in (place, error.field, error.message) if part)
 

@@ -75,9 +75,12 @@ def _needs(spec: RunSpec) -> Iterator[tuple[str, str]]:
         what = "tasks to train on"
         if not spec.reinforces:
             what = "pairs to compare" if spec.compares else "conversations to imitate"
-        yield "data.train", f"missing; algorithm {spec.algorithm} needs a JSONL file of {what}"
+        yield "data.train", f"missing; algorithm {spec.algorithm} needs a file or folder of {what}"
+    for key in ("train", "eval"):
+        if getattr(spec.data, f"{key}_split") and not getattr(spec.data, key):
+            yield f"data.{key}_split", f"names a split, but data.{key} names no folder"
     if spec.algorithm == "evaluate" and not spec.data.eval:
-        yield "data.eval", "missing; algorithm evaluate needs a JSONL file of tasks"
+        yield "data.eval", "missing; algorithm evaluate needs a file or folder of tasks"
     if spec.rolls_out and not spec.grader:
         yield (
             "grader",

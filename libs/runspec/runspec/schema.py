@@ -122,12 +122,16 @@ class LoraSpec(Section):
 
 
 class DataSpec(Section):
-    """Which rows to learn from and to measure on: JSONL files relative to the run file, dataset ids once uploaded."""
+    """Which rows to learn from and to measure on: files or folders relative to the run file, ids once uploaded."""
 
     train: str = ""
-    """Rows to train on: conversations for sft, pairs for dpo and reward_model, tasks for reinforcement."""
+    """Rows to train on: conversations or texts for sft, pairs for dpo and reward_model, tasks for reinforcement."""
     eval: str = ""
     """Rows to measure on: pairs for dpo and reward_model, tasks for reinforcement and evaluate."""
+    train_split: str = ""
+    """Split of a folder with several to train on; by default train."""
+    eval_split: str = ""
+    """Split of a folder with several to measure on; by default test, validation or eval."""
 
 
 class TrainSpec(Section):

@@ -406,7 +406,7 @@ def test_what_a_reward_model_never_reads_is_an_error(
 
 def test_run_over_pairs_needs_a_file_of_them(tmp_path: Path) -> None:
     (line,) = errors(tmp_path, "algorithm: dpo\nmodel: {path: m}\n")
-    assert "data.train: missing; algorithm dpo needs a JSONL file of pairs to compare" in line
+    assert "data.train: missing; algorithm dpo needs a file or folder of pairs to compare" in line
 
 
 TURNS = """

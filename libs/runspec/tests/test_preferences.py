@@ -86,6 +86,10 @@ def test_responses_of_several_turns_with_tools_and_a_margin() -> None:
         ({"prompt": "x", "chosen": "a", "rejected": "b", "margin": True}, "margin: found true"),
         ({"prompt": "x", "chosen": "a", "rejected": "b", "margn": 1}, "did you mean margin?"),
         ({"prompt": "x", "messages": [USER], "chosen": "a", "rejected": "b"}, "expected one"),
+        (
+            {"prompt": "x", "completion": "a", "label": True},
+            "label: found a completion with a label",
+        ),
         ([1], "expected a JSON object"),
     ],
 )

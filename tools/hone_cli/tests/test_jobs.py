@@ -244,6 +244,23 @@ def test_sft_uploads_conversations(suite: Any) -> None:
     assert suite.err.startswith("hone: rows.jsonl:1: messages[0].role: ends with user")
 
 
+def test_rows_of_other_files_are_uploaded_as_lines_and_named_by_file_and_row(
+    suite: Any, run_file: Path
+) -> None:
+    rows = [json.loads(line) for line in tasks(60).splitlines()]
+    suite.write("tasks.json", json.dumps(rows, indent=1))
+    suite.learner.script = [ended(learner_pb2.RUN_STATE_COMPLETED)]
+    assert suite.hone("train", "run.yaml", "data.train=tasks.json") == 0
+    spec = suite.learner.started[0]
+    assert suite.learner.uploads[spec.train_dataset_id].decode() == tasks(60)
+    del rows[7]["answer"]
+    suite.write("tasks.json", json.dumps(rows))
+    assert suite.hone("train", "run.yaml", "data.train=tasks.json") == 2
+    assert suite.err.startswith("hone: tasks.json:8: answer: missing; the grader reads")
+    assert suite.hone("train", "run.yaml", "data.train=tasks.json", "data.train_split=a") == 2
+    assert "data.train: names the split 'a', but tasks.json is one file" in suite.err
+
+
 PAIR = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
 
 

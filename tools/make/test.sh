@@ -20,15 +20,21 @@ part() { # name, interpreter, pytest arguments
 	step "tests: $1"
 	"$2" -m pytest -q --junitxml="$out/$1.xml" --durations=5 "${@:3}" || failed=1
 }
-part unit $bin/python libs services tools -n 2 -m "not slow and not model"
+step "tests: unit"
+tools/make/unit.sh "$out" || failed=1
 [ "${CI:-}" != true ] || tools/make/setup_engines.sh
-# The sandboxes' tests want one core and mostly wait; the other slow ones compute beside them.
-(part slow $bin/python libs services tools -m "slow or model" --ignore services/sandbox; exit "$failed") \
-	>"$out/slow.log" 2>&1 &
+# Two lanes of about the same length: the sandboxes' tests mostly wait, and those that compute run beside them.
+models=(services/learner services/rollout tools)
+mapfile -t others < <(printf '%s\n' libs/* services/* | grep -vxF "$(printf '%s\n' services/sandbox "${models[@]}")")
+(
+	part together $bin/python tests
+	part models $bin/python "${models[@]}" -m "slow or model"
+	part vllm .venv-vllm/bin/python services/rollout -m vllm
+	exit "$failed"
+) >"$out/second.log" 2>&1 &
 part sandboxes $bin/python services/sandbox -m slow
+part others $bin/python "${others[@]}" -m "slow or model"
 wait $! || failed=1
-cat "$out/slow.log"
-part together $bin/python tests
-part vllm .venv-vllm/bin/python services/rollout -m vllm
+cat "$out/second.log"
 
 exec $bin/python tools/make/count.py "$failed" "$out"/*.xml

@@ -22,7 +22,8 @@ from hone_cli.examples.wordproblems import (
 )
 from runspec.graderfields import required_fields
 from runspec.load import load_run_file
-from runspec.rows import parse_sft_rows, parse_tasks
+from runspec.rows import parse_tasks
+from runspec.sft_rows import parse_sft_rows
 
 FILES = ("evaluate.yaml", "heldout.jsonl", "run.yaml", "sft.jsonl", "sft.yaml", "tasks.jsonl")
 OPERATIONS = {"+": Fraction.__add__, "-": Fraction.__sub__, "*": Fraction.__mul__}

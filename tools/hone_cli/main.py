@@ -36,7 +36,7 @@ VERBS = (
     (evaluate, "Measure a policy without training it."),
     (grade, "Grade responses, or check a grader (--validate, --lint)."),
     (kappa, "Measure how far people and judges agree."),
-    (runs, "List runs, or show one."),
+    (runs, "List runs, show one, or compare some."),
     (stop, "Stop a run after the step under way."),
     (rollout, "Show one rollout, or list a run's rollouts."),
     (audit, "Check the invariants of a run's log."),

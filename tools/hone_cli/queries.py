@@ -4,17 +4,23 @@ import asyncio
 import difflib
 from collections.abc import Awaitable, Callable
 
+from hone.common.v1 import identity_pb2
 from hone.console.v1 import console_pb2
 from hone.events.v1 import events_pb2
 from hone.learner.v1 import learner_pb2
 
 from hone_cli.addresses import AddressBook
 from hone_cli.clients import console_client, learner_client
+from hone_cli.compare import HeldOut, RunFigures, held_out_of
 from hone_cli.errors import USAGE, CliError
+from hone_cli.plain import enum_word
 from hone_cli.watching import LearnerSource
+from runspec.convert import run_spec_from_proto
+from runspec.schema import flat
 from servicekit.errors import NotFound
 
 _MAX_PAGE = 500
+_ALL = 1 << 31
 
 
 async def list_runs(book: AddressBook, limit: int) -> list[learner_pb2.Run]:
@@ -61,6 +67,49 @@ async def stop_run(run_id: str, book: AddressBook) -> learner_pb2.Run:
     return (await get_run(run_id, book)).run
 
 
+async def run_figures(run_id: str, book: AddressBook) -> RunFigures:
+    """One run with what it is compared by; its evaluations task by task where the console is up.
+
+    Raises:
+        CliError: no such run.
+    """
+    reply = await get_run(run_id, book)
+    run, steps = reply.run, [(step.step, dict(step.metrics)) for step in reply.steps]
+    # Figures of the whole run that no step has told, as of the evaluation after the last update.
+    before = steps[-1][1] if steps else {}
+    after = {k: v for k, v in run.metrics.items() if before.get(k) != v}
+    if after:
+        steps.append((run.step, after))
+    return RunFigures(
+        run_id=run.run_id,
+        algorithm=run.spec.algorithm,
+        state=enum_word(run.DESCRIPTOR.fields_by_name["state"], run.state),
+        step=run.step,
+        settings=flat(run_spec_from_proto(run.spec)),
+        steps=steps,
+        held_out=await _held_out(run, book),
+    )
+
+
+async def _held_out(run: learner_pb2.Run, book: AddressBook) -> HeldOut | None:
+    request = console_pb2.ListRolloutsRequest(run_id=run.run_id, phase=identity_pb2.PHASE_EVALUATE)
+    try:
+        rollouts, _ = await list_rollouts(book, request, _ALL, own=False)
+    except CliError:
+        return None
+    # Of the attempts of a slot the last one counts.
+    newest: dict[tuple[int, int, int], console_pb2.RolloutSummary] = {}
+    for item in sorted(rollouts, key=lambda item: item.attempt):
+        newest[item.slot.step, item.slot.group_index, item.slot.sample_index] = item
+    return held_out_of(
+        (
+            (item.slot.step, item.task_id, item.score if item.outcome == "scored" else None)
+            for item in newest.values()
+        ),
+        run.spec.eval_dataset_id,
+    )
+
+
 async def run_counts(run_id: str, book: AddressBook) -> console_pb2.RunSummary | None:
     """What the archive counted for a run; None where the console is away or has not seen it."""
     try:
@@ -104,11 +153,15 @@ async def _summary(console: object, run_id: str) -> console_pb2.RunSummary | Non
 
 
 async def list_rollouts(
-    book: AddressBook, request: console_pb2.ListRolloutsRequest, limit: int
+    book: AddressBook,
+    request: console_pb2.ListRolloutsRequest,
+    limit: int,
+    *,
+    own: bool = True,
 ) -> tuple[list[console_pb2.RolloutSummary], bool]:
     """Rollouts in the order of their requests, and whether there are more."""
     found: list[console_pb2.RolloutSummary] = []
-    async with console_client(book) as console:
+    async with console_client(book, own=own) as console:
         while len(found) < limit:
             request.page_size = min(limit - len(found), 1000)
             reply = await console.ListRollouts(request)

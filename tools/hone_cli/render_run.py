@@ -1,5 +1,6 @@
 """Runs for people: the list, one run with its steps, and how a run ended."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -11,8 +12,10 @@ from rich.text import Text
 
 from hone_cli.plain import enum_word
 from hone_cli.runview import StepTable, num_steps_of
-from hone_cli.text import number, safe, span, table
+from hone_cli.text import number, safe, span, sparkline, table
 from runspec.schema import PREFERENCE
+
+_CURVES = ("reward/mean", "eval/reward/mean", "rewards/accuracies", "loss")
 
 
 def console() -> Console:
@@ -78,6 +81,8 @@ def print_run(reply: learner_pb2.GetRunResponse, counts: console_pb2.RunSummary 
         for step in reply.steps:
             for line in steps.rows(step):
                 out.print(line)
+        for line in _drawn(reply.steps):
+            out.print(line)
     print_metrics(run.metrics)
 
 
@@ -127,6 +132,20 @@ def took(run: learner_pb2.Run) -> str:
     """How long the run took, so far or in all."""
     end = run.end_time.ToDatetime(UTC) if run.end_time.seconds else datetime.now(UTC)
     return span((end - run.create_time.ToDatetime(UTC)).total_seconds())
+
+
+def _drawn(steps: Sequence[learner_pb2.StepReport]) -> list[str]:
+    """The figures that people look at first as curves, one a line; none for fewer than three steps."""
+    if len(steps) < 3:
+        return []
+    names = [name for name in _CURVES if any(name in step.metrics for step in steps)]
+    lines = [""] if names else []
+    for name in names:
+        values = [step.metrics.get(name) for step in steps]
+        told = [value for value in values if value is not None]
+        drawn = sparkline(values, encoding=sys.stdout.encoding)
+        lines.append(f"  {name:<18}  {drawn}  {number(told[0])} to {number(told[-1])}")
+    return lines
 
 
 def _adapter(run: learner_pb2.Run) -> str:

@@ -1,5 +1,6 @@
 """Small formatting for people: durations, numbers, and text that may come from a model."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -61,3 +62,37 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: froze
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def sparkline(
+    values: Sequence[float | None], *, width: int = 60, encoding: str | None = "utf-8"
+) -> str:
+    """A curve in one line, from the lowest value to the highest; gaps stay empty.
+
+    Args:
+        values: in order; means of neighbours where there are more than fit.
+        width: characters at most.
+        encoding: of the terminal; one without block characters gets digits from 0 to 7.
+    """
+    blocks = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+    try:
+        blocks.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        blocks = "01234567"
+    known = [value if value is not None and math.isfinite(value) else None for value in values]
+    if len(known) > width:
+        edges = [round(i * len(known) / width) for i in range(width + 1)]
+        known = [_mean_of(known[a:b]) for a, b in itertools.pairwise(edges)]
+    told = [value for value in known if value is not None]
+    if not told:
+        return ""
+    low, high = min(told), max(told)
+    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
+    return "".join(
+        " " if value is None else blocks[round((value - low) * scale)] for value in known
+    )
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    told = [value for value in values if value is not None]
+    return math.fsum(told) / len(told) if told else None

@@ -1,4 +1,4 @@
-"""`hone runs`: list runs, or show one."""
+"""`hone runs`: list runs, show one, or compare some."""
 
 from typing import Annotated
 
@@ -7,10 +7,16 @@ import typer
 from hone_cli.errors import USAGE, CliError
 from hone_cli.options import AsJson, Endpoint
 
+_MAX_COMPARED = 8
+
 
 def runs(
-    run_id: Annotated[
-        str | None, typer.Argument(metavar="[RUN_ID]", help="Show this run with its steps.")
+    run_ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN_ID | compare RUN_ID RUN_ID...]",
+            help="Show this run with its steps, or compare the others with the first.",
+        ),
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Follow the run to its end; Ctrl-C stops the run.")
@@ -18,16 +24,32 @@ def runs(
     errors: Annotated[
         bool, typer.Option("--errors", help="Type every rollout of the run that did not succeed.")
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Compare every figure, not only the most telling ones.")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="Runs to list.")] = 50,
     as_json: AsJson = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """List the runs, newest first, or show one."""
+    """List the runs, newest first; show one; or compare some: settings, figures and held-out reward.
+
+    Runs are started by `hone train` and its like, stopped by `hone stop`, resumed by `hone train --resume`.
+    """
     import asyncio
 
     from hone_cli.addresses import AddressBook
 
     book = AddressBook(endpoint)
+    if run_ids and run_ids[0] == "compare":
+        if watch or errors:
+            raise CliError("compare takes neither --watch nor --errors", USAGE)
+        _compare(book, run_ids[1:], everything=everything, as_json=as_json)
+        return
+    if run_ids and len(run_ids) > 1:
+        raise CliError("give one RUN_ID, or `hone runs compare RUN_ID RUN_ID...`", USAGE)
+    if everything:
+        raise CliError("--all goes with compare", USAGE)
+    run_id = run_ids[0] if run_ids else None
     if errors:
         if run_id is None or watch:
             raise CliError("--errors needs a RUN_ID, and no --watch", USAGE)
@@ -83,6 +105,29 @@ def _show(book: object, run_id: str, *, as_json: bool) -> None:
             typer.echo(json.dumps(found, indent=2))
         else:
             print_run(reply, counts)
+
+    asyncio.run(ask())
+
+
+def _compare(book: object, run_ids: list[str], *, everything: bool, as_json: bool) -> None:
+    import asyncio
+    import json
+
+    from hone_cli.addresses import AddressBook
+    from hone_cli.compare import compare
+    from hone_cli.queries import run_figures
+    from hone_cli.render_compare import as_plain, print_comparison
+
+    assert isinstance(book, AddressBook)
+    if len(set(run_ids)) < 2 or len(set(run_ids)) < len(run_ids) or len(run_ids) > _MAX_COMPARED:
+        raise CliError(f"compare needs 2 to {_MAX_COMPARED} different RUN_IDs", USAGE)
+
+    async def ask() -> None:
+        found = compare([await run_figures(run_id, book) for run_id in run_ids])
+        if as_json:
+            typer.echo(json.dumps(as_plain(found), indent=2))
+        else:
+            print_comparison(found, everything=everything)
 
     asyncio.run(ask())
 

@@ -136,6 +136,7 @@ class FakeLearner(learner_pb2_grpc.LearnerServiceServicer):
         self.refusal: HoneError | None = None
         self.break_after: int | None = None
         self.stop_asked = threading.Event()
+        self.steps: dict[str, list[Any]] = {}
 
     def UploadDataset(self, request_iterator: Any, context: Any) -> Any:
         requests = list(request_iterator)
@@ -183,7 +184,7 @@ class FakeLearner(learner_pb2_grpc.LearnerServiceServicer):
     def GetRun(self, request: Any, context: Any) -> Any:
         if request.run_id not in self.runs:
             refuse(context, NotFound(f"there is no run {request.run_id}"))
-        steps = [
+        steps = self.steps.get(request.run_id) or [
             item.step for item in self.script if item != "wait for stop" and item.HasField("step")
         ]
         return learner_pb2.GetRunResponse(run=self.runs[request.run_id], steps=steps)
@@ -216,7 +217,13 @@ class FakeConsole(console_pb2_grpc.ConsoleServiceServicer):
 
     def ListRollouts(self, request: Any, context: Any) -> Any:
         self.asked.append(request)
-        found = [reply.summary for reply in self.rollouts.values()]
+        found = [
+            reply.summary
+            for reply in self.rollouts.values()
+            if not request.phase
+            or (reply.summary.slot.run_id, reply.summary.slot.phase)
+            == (request.run_id, request.phase)
+        ]
         return console_pb2.ListRolloutsResponse(rollouts=found)
 
     def GetRollout(self, request: Any, context: Any) -> Any:

@@ -50,13 +50,21 @@ def check_no_effect(spec: RunSpec, said: frozenset[str]) -> list[Problem]:
         unread += ("norm_adv_by_std",)
     if spec.reinforces and spec.algorithm not in WITH_TURN_REWARDS:
         unread += ("turn_rewards",)
-    return [
+    problems = [
         Problem(
             field=f"train.{key}",
             message=f"has no effect with algorithm {spec.algorithm}; {_instead(spec, key)}",
         )
         for key in unread
         if f"train.{key}" in said
+    ]
+    return problems + [
+        Problem(
+            field=key,
+            message="has no effect with train.weights full, which trains no adapter; leave it out",
+        )
+        for key in sorted(said)
+        if key.startswith("lora.") and spec.train.weights == "full"
     ]
 
 

@@ -140,7 +140,7 @@ class TrainSpec(Section):
     max_steps: int = Field(ge=1, le=1_000_000)
     """Optimiser updates in all; by default 10 for reinforcement, 30 for all others."""
     learning_rate: float = Field(gt=0, le=1)
-    """Peak learning rate; by default 2e-4 for sft, 5e-5 for dpo, 1e-4 for all others."""
+    """Peak learning rate; by default 2e-4 for sft, 5e-5 for dpo, 1e-4 for all others; a tenth with weights full."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises from zero."""
     schedule: Literal["constant", "linear"] = "constant"
@@ -205,6 +205,8 @@ class TrainSpec(Section):
     """Optimiser updates per batch of rollouts."""
     checkpoint_every_steps: int = Field(default=1, ge=1)
     """Save a checkpoint every this many steps: sft, dpo, reward_model. Runs with rollouts save after every update."""
+    weights: Literal["lora", "full"] = "lora"
+    """What is trained: an adapter over the frozen model, or every weight (learning rates are then a tenth by default)."""
 
 
 class RolloutSpec(Section):
@@ -320,6 +322,10 @@ TRAIN_DEFAULTS: Mapping[str, Mapping[str, object]] = {
 """Defaults of TrainSpec that depend on the algorithm, from its paper; for evaluate they are never read."""
 
 
+FULL_WEIGHTS_RATE = 0.1
+"""Learning rate of full weights by default, as a part of an adapter's (thinkingmachines.ai/blog/lora, 2025)."""
+
+
 class RunSpec(Section):
     """One job: what run.yaml says."""
 
@@ -372,8 +378,13 @@ class RunSpec(Section):
         if not isinstance(data, dict):
             return data
         train = data.get("train", {})
+        if not isinstance(train, dict):
+            return data
         defaults = TRAIN_DEFAULTS.get(str(data.get("algorithm")), TRAIN_DEFAULTS["grpo"])
-        return {**data, "train": {**defaults, **train}} if isinstance(train, dict) else data
+        if train.get("weights") == "full":
+            rate = FULL_WEIGHTS_RATE * float(str(defaults["learning_rate"]))
+            defaults = {**defaults, "learning_rate": rate}
+        return {**data, "train": {**defaults, **train}}
 
     def with_datasets(self, *, train: str, eval: str) -> "RunSpec":
         """The same run with its files replaced by the ids of the uploaded sets."""

@@ -1,33 +1,43 @@
 """Checkpoints: a folder per step that is there as a whole or not at all.
 
     step-00000004/
-      state.json                 step, policy version, and what the run controller put beside
-      trainer.pt                 optimiser, random state, and the value head where there is one
-      adapter/                   as peft writes it
-      reference/                 the reference adapter, where the run has one of its own
+      state.json                 step, policy version, hash of a reference that is not held here, and what the run
+                                 controller put beside
+      shards/                    what is trained, its optimiser, and the reference adapter where the run has one of its
+                                 own, as torch.distributed.checkpoint writes them: any number of ranks reads them
+      random.pt                  random state
+      adapter/                   as peft writes it, where an adapter is trained
+      reference/                 the same of the reference adapter
 
-A checkpoint is written into a hidden folder, synced, and renamed. Whatever a crash leaves behind is
-hidden and ignored, and swept up by the next save.
+A checkpoint is written into a hidden folder, synced, and renamed. Whatever a crash leaves behind is hidden and ignored,
+and swept up by the next save.
 """
 
 import json
 import pickle
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import checkpoint as dcp
 
+from learner.training.lora import LoraPolicy
 from learner.training.trainer import Trainer
 from modelstore.resolve import staged_folder
 
-FORMAT = 1
+FORMAT = 2
 STATE = "state.json"
-TRAINER = "trainer.pt"
+SHARDS = "shards"
+RANDOM = "random.pt"
 ADAPTER = "adapter"
 REFERENCE = "reference"
+SINGLE_FIELDS = ("step",)
+"""Optimiser state that is one number for a parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +49,25 @@ class Checkpoint:
     policy_version: int
     state: Mapping[str, Any]
     """What the run controller had put beside the weights."""
+    reference_hash: str = ""
+    """Of a reference that the checkpoint does not hold."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint is there but cannot be used; the message names the folder and the reason."""
+
+
+DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    EOFError,
+    pickle.UnpicklingError,
+    dcp.api.CheckpointException,
+)
+"""What reading a damaged or foreign checkpoint raises."""
 
 
 def save_checkpoint(
@@ -50,13 +75,19 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Writes where the trainer stands, then removes all but the newest `keep` checkpoints.
 
-    A checkpoint of the same step is replaced.
+    A checkpoint of the same step is replaced. With several ranks all call it; the first one moves the folder in place.
     """
     target = root / f"step-{trainer.step:08d}"
+    ranks = trainer.ranks
+    if ranks.index > 0:
+        _write_weights(Path(ranks.tell("")), trainer)
+        ranks.tell("")
+        return _read(target)
     found = {
         "format": FORMAT,
         "step": trainer.step,
         "policy_version": trainer.policy_version,
+        "reference_hash": trainer.policy.reference_hash,
         "state": dict(state),
     }
     root.mkdir(parents=True, exist_ok=True)
@@ -64,24 +95,37 @@ def save_checkpoint(
     if target.exists():
         target.rename(root / f".replaced-{target.name}")
     with staged_folder(target) as staging:
-        trainer.policy.export_adapter(staging / ADAPTER)
-        if trainer.policy.has_reference_adapter:
-            trainer.policy.export_reference(staging / REFERENCE)
-        torch.save(
-            {
-                "optimizer": trainer.optimizer.state_dict(),
-                "rng": torch.get_rng_state(),
-                "value_head": None
-                if trainer.policy.value_head is None
-                else trainer.policy.value_head.state_dict(),
-            },
-            staging / TRAINER,
-        )
+        ranks.tell(str(staging))
+        _write_weights(staging, trainer)
+        torch.save(torch.get_rng_state(), staging / RANDOM)
         (staging / STATE).write_text(json.dumps(found, indent=1), encoding="utf-8")
     _sweep(root)
     for old in _folders(root)[keep:]:
         shutil.rmtree(old)
+    ranks.tell("")
     return _read(target)
+
+
+def _write_weights(staging: Path, trainer: Trainer) -> None:
+    """Writes this rank's shards; whole adapters are gathered and written by the first."""
+    with _quiet():
+        alone = trainer.ranks.count == 1
+        dcp.save(_shards(trainer), checkpoint_id=staging / SHARDS, no_dist=alone)
+    policy = trainer.policy
+    if isinstance(policy, LoraPolicy):
+        policy.export_adapter(staging / ADAPTER)
+        if policy.has_reference_adapter:
+            policy.export_reference(staging / REFERENCE)
+
+
+def _shards(trainer: Trainer) -> dict[str, Any]:
+    """Returns the tensors of a trainer by their names in a checkpoint."""
+    found: dict[str, Any] = {f"kept.{name}": kept for name, kept in trainer.policy.kept.items()}
+    for name, parameter in trainer.policy.parameters.items():
+        found[f"trained.{name}"] = parameter.detach()
+        for field, value in trainer.optimizer.state.get(parameter, {}).items():
+            found[f"optimizer.{field}.{name}"] = value
+    return found
 
 
 def latest_checkpoint(root: Path) -> Checkpoint | None:
@@ -95,10 +139,10 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
 
 
 def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
-    """Puts the trainer where the checkpoint stands.
+    """Puts the trainer where the checkpoint stands; it may have been written by another number of ranks.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or belongs to another adapter or reference.
+        CheckpointError: the checkpoint is damaged, or belongs to other weights, another adapter or reference.
     """
     folder = checkpoint.folder
     has_reference = (folder / REFERENCE).is_dir()
@@ -107,26 +151,50 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
             f"{folder}: the checkpoint {'has' if has_reference else 'has no'} reference adapter, "
             "the run's settings say otherwise"
         )
+    if checkpoint.reference_hash != trainer.policy.reference_hash:
+        raise CheckpointError(
+            f"{folder}: the run's reference had hash {checkpoint.reference_hash or 'none'}, the one that its settings "
+            f"name has {trainer.policy.reference_hash or 'none'}; the files of model.path, model.adapter or "
+            "model.reference have changed"
+        )
     try:
-        trainer.policy.load_adapter(folder / ADAPTER)
-        if has_reference:
-            trainer.policy.load_reference(folder / REFERENCE)
-        saved = torch.load(folder / TRAINER, weights_only=True)
-        if trainer.policy.value_head is not None:
-            trainer.policy.value_head.load_state_dict(saved["value_head"])
-        trainer.optimizer.load_state_dict(saved["optimizer"])
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RuntimeError,
-        pickle.UnpicklingError,
-    ) as error:
+        known = set(dcp.FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata)
+        _expect_optimizer(trainer, known)
+        wanted = _shards(trainer)
+        if set(wanted) != known:
+            missing, further = sorted(set(wanted) - known), sorted(known - set(wanted))
+            raise CheckpointError(
+                f"{folder}: the checkpoint is of other weights: {len(missing)} are missing, {len(further)} unknown, "
+                f"first {(missing + further)[0]}"
+            )
+        with torch.no_grad(), _quiet():
+            dcp.load(wanted, checkpoint_id=folder / SHARDS, no_dist=trainer.ranks.count == 1)
+        torch.set_rng_state(torch.load(folder / RANDOM, weights_only=True))
+    except DAMAGE as error:
         raise CheckpointError(f"{folder}: {error}") from error
-    torch.set_rng_state(saved["rng"])
     trainer.step = checkpoint.step
     trainer.policy_version = checkpoint.policy_version
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from warning that a single process is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _expect_optimizer(trainer: Trainer, known: set[str]) -> None:
+    """Makes room for the optimiser state that a checkpoint holds, and for no other."""
+    for name, parameter in trainer.policy.parameters.items():
+        fields = [key.split(".")[1] for key in known if key.startswith("optimizer.")]
+        fields = sorted({field for field in fields if f"optimizer.{field}.{name}" in known})
+        trainer.optimizer.state[parameter] = {
+            field: torch.zeros((), device=parameter.device)
+            if field in SINGLE_FIELDS
+            else torch.zeros_like(parameter)
+            for field in fields
+        }
 
 
 def _folders(root: Path) -> list[Path]:
@@ -147,6 +215,7 @@ def _read(folder: Path) -> Checkpoint:
             step=found["step"],
             policy_version=found["policy_version"],
             state=found["state"],
+            reference_hash=found["reference_hash"],
         )
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / STATE}: not a checkpoint's state: {error!r}") from error

@@ -2,13 +2,15 @@
 
     folder/            a whole sequence classifier with one output, adapter merged, and its tokenizer: for transformers
                        and for the rollout service's ScoreRewards
-    folder/adapter/    the adapter and the score head as peft opens them over the base model (task type SEQ_CLS)
+    folder/adapter/    the adapter and the score head as peft opens them over the base model (task type SEQ_CLS), where
+                       an adapter was trained
 
 The policy is a causal language model with a head of its own; a classifier of the same family has the same body under
 the same names and its head as `score`, so that weights only move.
 """
 
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from learner.training.model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Policy
+from learner.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LoraPolicy
+from learner.training.policy import Policy
 from modelstore.resolve import ModelUnusableError
 
 ADAPTER = "adapter"
@@ -49,7 +52,7 @@ def check_classifier(folder: Path) -> None:
 
 
 def export_reward_model(policy: Policy, base: Path, tokenizer: Any, folder: Path) -> None:
-    """Writes the policy's adapter and head into `folder`, alone and merged into the base model.
+    """Writes the policy's weights and head into `folder`: an adapter alone and merged, full weights as they are.
 
     Args:
         policy: one with a score head.
@@ -57,21 +60,37 @@ def export_reward_model(policy: Policy, base: Path, tokenizer: Any, folder: Path
         tokenizer: the base model's.
         folder: made if it is not there.
     """
-    adapter = folder / ADAPTER
-    policy.export_adapter(adapter)
-    _add_head(policy, adapter)
+    if isinstance(policy, LoraPolicy):
+        adapter = folder / ADAPTER
+        policy.export_adapter(adapter)
+        _add_head(policy, adapter)
+        whole = _classifier(base, policy, tokenizer)
+        whole = peft.PeftModel.from_pretrained(whole, str(adapter)).merge_and_unload()
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            policy.export(Path(scratch))
+            whole = _classifier(Path(scratch), policy, tokenizer)
+        whole.get_submodule(HEAD).weight.data.copy_(_head_weight(policy))
+    whole.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+
+
+def _classifier(base: Path, policy: Policy, tokenizer: Any) -> Any:
+    """Opens a model folder as a sequence classifier whose head is still to be filled."""
     config = _config(base)
     if config.pad_token_id is None:
         # Classifiers of transformers find a text's end by this token.
         config.pad_token_id = tokenizer.eos_token_id
     with _without_warnings():
-        # It warns of a head that the base model lacks; the adapter brings it.
-        whole: Any = transformers.AutoModelForSequenceClassification.from_pretrained(
+        # It warns of a head that the base model lacks; the policy brings it.
+        return transformers.AutoModelForSequenceClassification.from_pretrained(
             str(base), config=config, dtype=policy.model.dtype, local_files_only=True
         )
-    merged = peft.PeftModel.from_pretrained(whole, str(adapter)).merge_and_unload()
-    merged.save_pretrained(str(folder))
-    tokenizer.save_pretrained(str(folder))
+
+
+def _head_weight(policy: Policy) -> torch.Tensor:
+    assert policy.value_head is not None, "the policy was loaded without a score head"
+    return policy.value_head.weight.detach().to(policy.model.dtype).cpu().contiguous()
 
 
 @contextmanager
@@ -93,11 +112,8 @@ def _config(base: Path) -> Any:
 
 def _add_head(policy: Policy, adapter: Path) -> None:
     """Turns an exported adapter of a language model into one of a classifier."""
-    assert policy.value_head is not None, "the policy was loaded without a score head"
     weights = load_file(adapter / ADAPTER_WEIGHTS)
-    weights[f"base_model.model.{HEAD}.weight"] = (
-        policy.value_head.weight.detach().to(policy.model.dtype).cpu().contiguous()
-    )
+    weights[f"base_model.model.{HEAD}.weight"] = _head_weight(policy)
     save_file(weights, adapter / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     # safetensors writes for its own user alone.
     (adapter / ADAPTER_WEIGHTS).chmod(0o644)

@@ -144,10 +144,12 @@ def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) is None
 
 
-def test_a_damaged_checkpoint_is_named(make_policy: MakePolicy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["random.pt", "shards/.metadata", "shards/__0_0.distcp"])
+def test_a_damaged_checkpoint_is_named(make_policy: MakePolicy, tmp_path: Path, file: str) -> None:
     trainer = _trainer(make_policy())
     found = save_checkpoint(tmp_path, trainer, {})
-    (found.folder / "trainer.pt").write_bytes(b"not a file of torch")
+    assert (found.folder / file).is_file()
+    (found.folder / file).write_bytes(b"not a file of torch")
     with pytest.raises(CheckpointError, match="step-00000000: "):
         load_checkpoint(found, trainer)
     (found.folder / "state.json").write_text("{")

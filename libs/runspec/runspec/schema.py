@@ -206,7 +206,7 @@ class TrainSpec(Section):
     checkpoint_every_steps: int = Field(default=1, ge=1)
     """Save a checkpoint every this many steps: sft, dpo, reward_model. Runs with rollouts save after every update."""
     weights: Literal["lora", "full"] = "lora"
-    """What is trained: an adapter over the frozen model, or every weight (learning rates are then a tenth by default)."""
+    """What is trained: an adapter over the frozen model, or every weight (default learning rates are then a tenth)."""
 
 
 class RolloutSpec(Section):

@@ -26,6 +26,10 @@ class AdapterStore:
         """Returns where the reward model of a run lies once the run is complete."""
         return self._runs.folder(run_id) / REWARD_MODEL
 
+    def model(self, run_id: str) -> Path:
+        """Returns where the model of a run that trained full weights lies once the run is complete."""
+        return self._runs.folder(run_id) / "model"
+
     def resolve(self, name: str) -> Path | None:
         """Returns the folder that `model.adapter` names; None for the empty name.
 
@@ -39,6 +43,9 @@ class AdapterStore:
         if not _is_file(folder / CONFIG):
             if not is_path and _is_file(self.reward_model(name) / "config.json"):
                 said = f"run {name} made a reward model, which is no policy; name another run"
+                raise NotFound(f"model.adapter: {said}", violations={"model.adapter": said})
+            if not is_path and _is_file(self.model(name) / "config.json"):
+                said = f"run {name} trained full weights; start from them by model.path: {self.model(name)}"
                 raise NotFound(f"model.adapter: {said}", violations={"model.adapter": said})
             what = f"folder {str(folder)[:200]}" if is_path else f"run {name}"
             said = f"{what} holds no {CONFIG}; name a run that is complete, or a folder as peft writes it"

@@ -93,7 +93,7 @@ class TorchCore:
         await self._on_worker(lambda: self._save(restored))
 
     async def export(self, folder: Path) -> None:
-        """Writes what the run made: the adapter as peft, vLLM and the rollout service open it, or a reward model."""
+        """Writes what the run made as others open it: an adapter, a whole model, or a reward model."""
         await self._on_worker(lambda: self._export(folder))
 
     def interrupt(self) -> None:
@@ -151,6 +151,8 @@ class TorchCore:
                 seed=spec.seed,
                 value_head=spec.algorithm == "ppo",
                 score_head=spec.algorithm == "reward_model",
+                full=spec.train.weights == "full",
+                refers=spec.algorithm == "dpo" or (spec.reinforces and spec.train.kl_coef > 0),
             )
         )
         self._trainer = Trainer(policy, _trainer_settings(spec))
@@ -175,15 +177,18 @@ class TorchCore:
         save_checkpoint(self._checkpoints, trainer, restored.state)
 
     def _export(self, folder: Path) -> None:
-        policy = self._loaded().policy
-        if self._spec.algorithm != "reward_model":
-            policy.export_adapter(folder)
-            return
         from learner.training.model import load_tokenizer
-        from learner.training.reward_export import export_reward_model
 
-        base = resolve_model(self._spec.model.path, self._settings.model_cache_dir)
-        export_reward_model(policy, base, load_tokenizer(base), folder)
+        policy, spec = self._loaded().policy, self._spec
+        base = resolve_model(spec.model.path, self._settings.model_cache_dir)
+        if spec.algorithm == "reward_model":
+            from learner.training.reward_export import export_reward_model
+
+            export_reward_model(policy, base, load_tokenizer(base), folder)
+            return
+        policy.export(folder)
+        if spec.train.weights == "full":
+            load_tokenizer(base).save_pretrained(str(folder))
 
     def _render(self, tokenizer: ChatTokenizer) -> None:
         """Lays the rows out as the algorithm reads them.

@@ -44,7 +44,10 @@ Fact = Requested | Finished | Ended
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Weights that rollouts may act with; `adapter` is an opaque reference to the stored blob."""
+    """Weights that rollouts may act with; `adapter` is an opaque reference to the stored blob.
+
+    The blob holds an adapter, or with full weights a whole model.
+    """
 
     version: int
     adapter: object | None
@@ -66,7 +69,7 @@ class RunLog(Protocol):
         ...
 
     async def store_adapter(self, version: int, folder: Path) -> object:
-        """Puts an adapter into the object store and returns its reference."""
+        """Puts an adapter or a whole model into the object store and returns its reference."""
         ...
 
     async def publish_policy(self, policy: Policy) -> None:

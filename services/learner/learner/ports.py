@@ -97,7 +97,7 @@ class TrainingCore(Protocol):
         ...
 
     async def export(self, folder: Path) -> None:
-        """Writes what the run made: the adapter as peft, vLLM and the rollout service open it, or a reward model."""
+        """Writes what the run made as others open it: an adapter, a whole model, or a reward model."""
         ...
 
     def interrupt(self) -> None:

@@ -220,11 +220,18 @@ class BusRunLog:
         )
 
     async def store_adapter(self, version: int, folder: Path) -> object:
-        """Packs the folder without times and owners, so that equal weights give an equal blob."""
+        """Packs the folder without times and owners, so that equal weights give an equal blob.
+
+        Whole models are large: as many are kept as may act at once, and a newer one takes the oldest one's place. Who
+        still asks for that one finds that the digest is another.
+        """
+        name = f"adapters/{self.run_id}/v{version}"
+        if self._spec.train.weights == "full":
+            name = f"weights/{self.run_id}/{version % (self._spec.train.max_staleness + 2)}"
         with tempfile.TemporaryDirectory() as temporary:
             packed = Path(temporary) / "adapter.tar"
             await asyncio.to_thread(_pack, folder, packed)
-            return await self._blobs.put(f"adapters/{self.run_id}/v{version}", packed)
+            return await self._blobs.put(name, packed)
 
     async def publish_policy(self, policy: Policy) -> None:
         """Tells that a version serves from now on."""

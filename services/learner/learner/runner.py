@@ -147,6 +147,8 @@ class Runner:
         """Returns where the run's result goes; a reward model is no adapter that another run could start from."""
         if context.spec.algorithm == "reward_model":
             return self._adapters.reward_model(context.run_id)
+        if context.spec.train.weights == "full":
+            return self._adapters.model(context.run_id)
         return self._adapters.folder(context.run_id)
 
     async def _row_data(self, spec: RunSpec) -> RowData:

@@ -1,4 +1,4 @@
-"""Adapter folders on this machine: fetched once by digest, unpacked, shared by all that load them."""
+"""Published weights on this machine, adapters or whole models: fetched once by digest, unpacked, shared."""
 
 import asyncio
 import shutil
@@ -10,7 +10,8 @@ from typing import Protocol
 from rollout.jobs import AdapterRef
 from servicekit.errors import DataLoss
 
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
+"""Files of which a blob holds one: an adapter's, or a whole model's."""
 
 
 class BlobFetcher(Protocol):
@@ -39,7 +40,7 @@ class AdapterFolders:
 
         Raises:
             NotFound: there is no such blob.
-            DataLoss: the blob is not what the reference says, or no adapter is in it.
+            DataLoss: the blob is not what the reference says, or no weights are in it.
         """
         target = self._folder / ref.sha256
         async with self._locks.setdefault(ref.sha256, asyncio.Lock()):
@@ -64,10 +65,10 @@ def _unpack(packed: Path, scratch: Path, target: Path, ref: AdapterRef) -> None:
             archive.extractall(scratch, filter="data")
     except (tarfile.TarError, OSError) as err:
         raise DataLoss(f"adapter blob {ref.name!r} is not a readable tar archive: {err}") from err
-    found = sorted(scratch.rglob(WEIGHTS))
+    found = sorted(path for name in WEIGHTS for path in scratch.rglob(name))
     if len(found) != 1:
         raise DataLoss(
-            f"adapter blob {ref.name!r} should hold one {WEIGHTS}, found {len(found)}",
+            f"adapter blob {ref.name!r} should hold one {' or '.join(WEIGHTS)}, found {len(found)}",
         )
     # Another replica on this machine may have been faster; either copy is the same bytes.
     if not target.is_dir():

@@ -4,7 +4,7 @@ import asyncio
 import importlib.util
 import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from modelstore.resolve import resolve_model  # noqa: E402
 from rollout.engines.base import (  # noqa: E402
@@ -203,6 +205,80 @@ async def test_a_broken_adapter_is_refused_and_changes_nothing(
         await engine.load_policy(PolicyKey("run", 2), tmp_path)
     with pytest.raises(PolicyMissingError):
         await engine.generate(ask([5, 6], policy=PolicyKey("run", 2)))
+
+
+async def test_a_published_whole_model_serves_beside_adapter_and_model_alone(
+    engine: TransformersEngine, model_folder: Path, tmp_path: Path
+) -> None:
+    trained = _trained(model_folder, tmp_path)
+    version = PolicyKey("run", 2)
+    before = [await engine.generate(ask([5, 6, 7], policy=key)) for key in (BASE, TUNED)]
+    await engine.load_policy(version, tmp_path)
+    found = await engine.generate(ask([5, 6, 7], policy=version))
+    assert found.policy_version == 2
+    ids = torch.tensor([[5, 6, 7, *found.token_ids]])
+    with torch.no_grad():
+        logprobs = trained(ids).logits[0, 2:-1].log_softmax(-1)
+    wanted = logprobs.gather(-1, ids[0, 3:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found.logprobs), wanted, rtol=0, atol=1e-4)
+    assert found.logprobs != before[0].logprobs
+    after = [await engine.generate(ask([5, 6, 7], policy=key)) for key in (BASE, TUNED)]
+    assert after == before
+
+
+async def test_a_whole_model_can_be_the_first_to_serve(model_folder: Path, tmp_path: Path) -> None:
+    _trained(model_folder, tmp_path)
+    found = []
+    for folder, path in ((model_folder, tmp_path), (tmp_path, None)):
+        engine = TransformersEngine(threads=1, max_rows=2, cache_bytes=0, rng=random.Random(0))
+        await engine.start(folder, ModelKey(path=str(folder)))
+        await engine.load_policy(TUNED, path)
+        found.append(await engine.generate(ask([5, 6, 7], policy=TUNED)))
+        await engine.close()
+    assert found[0].token_ids == found[1].token_ids
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda w: w.pop("model.norm.weight"),
+            "1 weights are missing or unknown, first model.norm",
+        ),
+        (lambda w: w.update(extra=torch.zeros(1)), "missing or unknown, first extra"),
+        (
+            lambda w: w.update({"model.norm.weight": torch.ones(3)}),
+            r"model\.norm\.weight is \(3,\)",
+        ),
+        (lambda w: w["model.norm.weight"].fill_(float("nan")), "model.norm.weight holds NaN"),
+    ],
+)
+async def test_a_whole_model_that_does_not_fit_is_refused_and_changes_nothing(
+    engine: TransformersEngine,
+    model_folder: Path,
+    tmp_path: Path,
+    change: Callable[[dict[str, torch.Tensor]], object],
+    message: str,
+) -> None:
+    weights = load_file(str(model_folder / "model.safetensors"))
+    change(weights)
+    save_file(weights, str(tmp_path / "model.safetensors"))
+    with pytest.raises(EngineError, match=message):
+        await engine.load_policy(PolicyKey("run", 2), tmp_path)
+    with pytest.raises(PolicyMissingError):
+        await engine.generate(ask([5, 6], policy=PolicyKey("run", 2)))
+
+
+def _trained(model_folder: Path, target: Path) -> transformers.PreTrainedModel:
+    """Moves every weight of the model a little and saves it, its tokenizer beside."""
+    torch.manual_seed(2)
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(model_folder)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(str(target))
+    transformers.AutoTokenizer.from_pretrained(str(model_folder)).save_pretrained(str(target))
+    return model
 
 
 async def test_a_model_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from learner.training.lora import LoraPolicy
 from learner.training.trainer import Trainer
@@ -65,7 +68,7 @@ DAMAGE = (
     RuntimeError,
     EOFError,
     pickle.UnpicklingError,
-    dcp.api.CheckpointException,
+    CheckpointException,
 )
 """What reading a damaged or foreign checkpoint raises."""
 
@@ -110,7 +113,7 @@ def _write_weights(staging: Path, trainer: Trainer) -> None:
     """Writes this rank's shards; whole adapters are gathered and written by the first."""
     with _quiet():
         alone = trainer.ranks.count == 1
-        dcp.save(_shards(trainer), checkpoint_id=staging / SHARDS, no_dist=alone)
+        save(_shards(trainer), checkpoint_id=staging / SHARDS, no_dist=alone)
     policy = trainer.policy
     if isinstance(policy, LoraPolicy):
         policy.export_adapter(staging / ADAPTER)
@@ -158,7 +161,7 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
             "model.reference have changed"
         )
     try:
-        known = set(dcp.FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata)
+        known = set(FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata)
         _expect_optimizer(trainer, known)
         wanted = _shards(trainer)
         if set(wanted) != known:
@@ -168,7 +171,7 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
                 f"first {(missing + further)[0]}"
             )
         with torch.no_grad(), _quiet():
-            dcp.load(wanted, checkpoint_id=folder / SHARDS, no_dist=trainer.ranks.count == 1)
+            load(wanted, checkpoint_id=folder / SHARDS, no_dist=trainer.ranks.count == 1)
         torch.set_rng_state(torch.load(folder / RANDOM, weights_only=True))
     except DAMAGE as error:
         raise CheckpointError(f"{folder}: {error}") from error

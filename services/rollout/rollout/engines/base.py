@@ -1,7 +1,7 @@
 """The seam between the agent loop and whatever samples tokens.
 
-An engine serves one model and any number of policies: weights of a run at a version, held as an
-adapter over the model. Prompts and completions are token ids; no engine turns text into ids.
+An engine serves one model and any number of policies: weights of a run at a version, an adapter over
+the model or a whole model of the same shape. Prompts and completions are token ids; no engine turns text into ids.
 """
 
 from collections.abc import Sequence
@@ -106,8 +106,10 @@ class Engine(Protocol):
     async def load_policy(self, policy: PolicyKey, adapter_dir: Path | None) -> None:
         """Makes a policy ready to serve, or leaves everything as it was. Idempotent.
 
+        The folder holds an adapter as peft writes it, or a whole model.
+
         Raises:
-            EngineError: the adapter does not fit the model.
+            EngineError: the weights do not fit the model, or the engine does not serve their kind.
         """
 
     async def unload_policy(self, policy: PolicyKey) -> None:
@@ -129,6 +131,15 @@ def max_new_tokens(sampling: SamplingParams, prompt_tokens: int, max_context: in
     """Returns how many tokens a turn may sample, at least 0."""
     wanted = sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
     return max(0, min(wanted, max_context - prompt_tokens))
+
+
+MODEL_WEIGHTS = "model.safetensors"
+"""File of a whole model's weights."""
+
+
+def is_whole_model(folder: Path) -> bool:
+    """Says whether published weights are a whole model rather than an adapter."""
+    return (folder / MODEL_WEIGHTS).is_file()
 
 
 def check_adapter_files(adapter_dir: Path, names: Sequence[str]) -> None:

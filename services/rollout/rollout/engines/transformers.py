@@ -95,14 +95,11 @@ class TransformersEngine:
         await self._call(lambda: self._open(folder, model))
 
     async def load_policy(self, policy: PolicyKey, adapter_dir: Path | None) -> None:
-        """Merges the adapter into a weight set of its own."""
+        """Makes a weight set of the published weights: an adapter merged, or a whole model."""
 
         def load() -> None:
             if policy not in self._sets:
-                weights = self._opened().weights
-                self._sets[policy] = (
-                    weights.base if adapter_dir is None else weights.merge(adapter_dir)
-                )
+                self._sets[policy] = self._opened().weights.make(adapter_dir)
 
         await self._call(load)
 

@@ -25,6 +25,7 @@ from rollout.engines.base import (
     PolicyKey,
     PolicyMissingError,
     check_adapter_files,
+    is_whole_model,
     max_new_tokens,
 )
 from trajectory.rendering import ChatTokenizer
@@ -105,6 +106,11 @@ class VllmEngine:
         if adapter_dir is None:
             self._policies[policy] = None
             return
+        if is_whole_model(adapter_dir):
+            raise EngineError(
+                f"weights {adapter_dir}: a whole model was published (train.weights full), which this engine does not "
+                "load; set HONE_ROLLOUT_ENGINE=transformers, or train with train.weights lora"
+            )
         check_adapter_files(adapter_dir, ("adapter_config.json", "adapter_model.safetensors"))
         number = next(self._numbers)
         lora = LoRARequest(

@@ -1,8 +1,9 @@
-"""The model with exchangeable linear weights: one set per policy, all else shared.
+"""The model with exchangeable weights: one set per policy.
 
 Every linear layer is replaced by one whose weight is looked up in the active policy's set. A LoRA
-adapter is merged into the set when it is loaded, so that serving it costs nothing extra. On CPUs
-the sets are laid out for oneDNN, which on common processors is twice as fast as the default.
+adapter is merged into the set when it is loaded, so that serving it costs nothing extra; all but the
+linear weights is shared with the model. The set of a whole model has everything of its own. On CPUs
+linear weights are laid out for oneDNN, which on common processors is twice as fast as the default.
 """
 
 import json
@@ -12,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from rollout.engines.base import EngineError, check_adapter_files
+from rollout.engines.base import (
+    MODEL_WEIGHTS,
+    EngineError,
+    check_adapter_files,
+    is_whole_model,
+)
 
 DTYPES = {"": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """Number types by their name in run.yaml."""
@@ -30,9 +37,12 @@ TYPICAL_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class WeightSet:
-    """Linear weights of one policy by module name, in the layout that the layers read."""
+    """Weights of one policy."""
 
     weights: Mapping[str, torch.Tensor]
+    """Of linear layers by module name, in the layout that the layers read."""
+    others: Mapping[str, torch.Tensor]
+    """All else by parameter name: embeddings, norms, biases."""
 
 
 class SwitchedLinear(nn.Module):
@@ -79,6 +89,8 @@ class SwitchedWeights:
         self._base: dict[str, torch.Tensor] = {}
         self._layers: dict[str, SwitchedLinear] = {}
         self._active: WeightSet | None = None
+        self._model = model
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         for name, module in list(model.named_modules()):
             if isinstance(module, nn.Linear):
                 bias = None if module.bias is None else module.bias.detach()
@@ -89,14 +101,58 @@ class SwitchedWeights:
             elif type(module).__name__ in PLAIN_NORMS:
                 norm: Any = module
                 _replace(model, name, FusedNorm(norm.weight.detach(), norm.variance_epsilon))
+        linear = {f"{name}.weight" for name in self._base}
         self._base_set = WeightSet(
-            weights={name: self._lay_out(weight) for name, weight in self._base.items()}
+            weights={name: self._lay_out(weight) for name, weight in self._base.items()},
+            others={
+                name: parameter.detach()
+                for name, parameter in parameters.items()
+                if name not in linear
+            },
         )
 
     @property
     def base(self) -> WeightSet:
         """The model alone."""
         return self._base_set
+
+    def make(self, folder: Path | None) -> WeightSet:
+        """Makes the set of published weights; None is the model alone. Errors as `merge` and `replace`."""
+        if folder is None:
+            return self._base_set
+        return self.replace(folder) if is_whole_model(folder) else self.merge(folder)
+
+    def replace(self, folder: Path) -> WeightSet:
+        """Makes the set of a whole model.
+
+        Raises:
+            EngineError: it is no model of the same shape; names the folder and the weight.
+        """
+        try:
+            found = load_file(str(folder / MODEL_WEIGHTS))
+        except (OSError, SafetensorError) as err:
+            raise EngineError(f"weights {folder}: {MODEL_WEIGHTS} cannot be read: {err}") from err
+        linear = {f"{name}.weight": weight for name, weight in self._base.items()}
+        wanted = {**linear, **self._base_set.others}
+        _fill_tied(found, wanted)
+        unknown = sorted(found.keys() ^ wanted.keys())
+        if unknown:
+            raise EngineError(
+                f"weights {folder}: {len(unknown)} weights are missing or unknown, first {unknown[0]}"
+            )
+        for name, weight in found.items():
+            if weight.shape != wanted[name].shape:
+                raise EngineError(
+                    f"weights {folder}: {name} is {tuple(weight.shape)}, the model's is "
+                    f"{tuple(wanted[name].shape)}"
+                )
+            if not bool(torch.isfinite(weight).all()):
+                raise EngineError(f"weights {folder}: {name} holds NaN or infinite weights")
+        cast = {name: weight.to(wanted[name].dtype) for name, weight in found.items()}
+        return WeightSet(
+            weights={name: self._lay_out(cast[f"{name}.weight"]) for name in self._base},
+            others={name: cast[name] for name in self._base_set.others},
+        )
 
     def merge(self, adapter_dir: Path) -> WeightSet:
         """Makes the set of a LoRA adapter; layers that it does not touch are shared.
@@ -122,7 +178,7 @@ class SwitchedWeights:
             if not bool(torch.isfinite(merged).all()):
                 raise EngineError(f"adapter {adapter_dir}: {name} holds NaN or infinite weights")
             weights[name] = self._lay_out(merged.to(base.dtype))
-        return WeightSet(weights=weights)
+        return WeightSet(weights=weights, others=self._base_set.others)
 
     def activate(self, chosen: WeightSet) -> None:
         """Makes the layers use a set from the next forward pass on."""
@@ -130,6 +186,13 @@ class SwitchedWeights:
             return
         for name, layer in self._layers.items():
             layer.active = chosen.weights[name]
+        if chosen.others is not (self._active or self._base_set).others:
+            for name, tensor in chosen.others.items():
+                owner, _, attribute = name.rpartition(".")
+                module = self._model.get_submodule(owner)
+                if attribute in module._parameters:
+                    tensor = nn.Parameter(tensor, requires_grad=False)
+                setattr(module, attribute, tensor)
         self._active = chosen
 
     def _lay_out(self, weight: torch.Tensor) -> torch.Tensor:
@@ -137,6 +200,14 @@ class SwitchedWeights:
             packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_ROWS)
             return packed
         return weight
+
+
+def _fill_tied(found: dict[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    """Adds the weights that a file names once and the model uses twice."""
+    by_place = {tensor.data_ptr(): name for name, tensor in wanted.items() if name in found}
+    for name, tensor in wanted.items():
+        if name not in found and tensor.data_ptr() in by_place:
+            found[name] = found[by_place[tensor.data_ptr()]]
 
 
 def _replace(model: nn.Module, name: str, replacement: nn.Module) -> None:

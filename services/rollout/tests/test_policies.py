@@ -211,7 +211,7 @@ async def test_an_engine_that_does_not_start_is_closed(
     ("data", "message"),
     [
         (b"not a tar", "'x' is not a readable tar archive"),
-        (None, r"should hold one adapter_model\.safetensors, found 0"),
+        (None, r"should hold one adapter_model\.safetensors or model\.safetensors, found 0"),
     ],
 )
 async def test_a_broken_blob_leaves_nothing(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from learner.training.policy import Policy
+from learner.training.policy import Policy, whole
 from modelstore.resolve import ModelUnusableError
 
 MODEL_WEIGHTS = "model.safetensors"
@@ -38,6 +38,11 @@ class FullPolicy(Policy):
         return self._module
 
     @property
+    def models(self) -> tuple[Any, ...]:
+        """The language model and the frozen copy."""
+        return (self.model,) if self._reference is None else (self.model, self._reference)
+
+    @property
     def can_refer(self) -> bool:
         """Whether the frozen copy is held."""
         return self._reference is not None
@@ -56,8 +61,14 @@ class FullPolicy(Policy):
 
     def export(self, folder: Path) -> None:
         """Writes the model as transformers, vLLM and the rollout service open it."""
+        # A weight that is used twice is named once.
+        once = {name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())}
+        found = self.model.state_dict()
+        weights = {name: whole(tensor) for name, tensor in found.items() if name in once}
+        if not self.writes:
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(str(folder), max_shard_size=ONE_FILE)
+        self.model.save_pretrained(str(folder), state_dict=weights, max_shard_size=ONE_FILE)
         # safetensors writes for its own user alone.
         (folder / MODEL_WEIGHTS).chmod(0o644)
 

@@ -14,7 +14,7 @@ import peft
 import torch
 from safetensors.torch import load_file, save_file
 
-from learner.training.policy import Policy
+from learner.training.policy import Policy, whole
 from modelstore.resolve import ModelUnusableError
 
 POLICY = "default"
@@ -92,12 +92,15 @@ class LoraPolicy(Policy):
         _load_weights(self._peft, REFERENCE, folder)
 
     def _export(self, name: str, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         weights = peft.get_peft_model_state_dict(
             self._peft, adapter_name=name, save_embedding_layers=False
         )
+        gathered = {key: whole(tensor) for key, tensor in weights.items()}
+        if not self.writes:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
         save_file(
-            {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()},
+            gathered,
             folder / ADAPTER_WEIGHTS,
             metadata={"format": "pt"},
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 
@@ -22,6 +23,10 @@ class Policy(ABC):
         self._module = model
         self.value_head = value_head
         """From hidden states to values or scores, in float32; the reference has none."""
+        self.writes = True
+        """Whether this process writes exports; with several only one does, and all gather for it."""
+        self.roots: dict[int, torch.nn.Module] = {}
+        """By the id of a model whose weights are parted, the module in whose forward they are whole."""
         self._names: dict[str, torch.nn.Parameter] = {}
         self.collect()
 
@@ -72,10 +77,30 @@ class Policy(ABC):
     def reference(self) -> AbstractContextManager[Any]:
         """Gives the language model as the reference policy has it, without gradients."""
 
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The language model, and the reference where that is another."""
+        return (self.model,)
+
     def run(self, model: Any, work: Callable[[], T]) -> T:
-        """Does work on `model`, which is the policy's or the reference's."""
-        return work()
+        """Does work on `model`, one of `models`, where its weights are whole.
+
+        Of what it returns, the tensor to go backward from is all of it or in a tuple.
+        """
+        root = self.roots.get(id(model))
+        if root is None:
+            return work()
+        done: T = root(work)
+        return done
 
     @abstractmethod
     def export(self, folder: Path) -> None:
         """Writes the weights as others open them."""
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor that may be parted over ranks as a whole on the CPU; then all ranks must ask."""
+    tensor = tensor.detach()
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    return tensor.cpu().contiguous()

@@ -22,7 +22,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from learner.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LoraPolicy
-from learner.training.policy import Policy
+from learner.training.policy import Policy, whole
 from modelstore.resolve import ModelUnusableError
 
 ADAPTER = "adapter"
@@ -60,18 +60,23 @@ def export_reward_model(policy: Policy, base: Path, tokenizer: Any, folder: Path
         tokenizer: the base model's.
         folder: made if it is not there.
     """
+    head = _head_weight(policy)
     if isinstance(policy, LoraPolicy):
         adapter = folder / ADAPTER
         policy.export_adapter(adapter)
-        _add_head(policy, adapter)
-        whole = _classifier(base, policy, tokenizer)
-        whole = peft.PeftModel.from_pretrained(whole, str(adapter)).merge_and_unload()
+        if not policy.writes:
+            return
+        _add_head(head, adapter)
+        model = _classifier(base, policy, tokenizer)
+        model = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     else:
         with tempfile.TemporaryDirectory() as scratch:
             policy.export(Path(scratch))
-            whole = _classifier(Path(scratch), policy, tokenizer)
-        whole.get_submodule(HEAD).weight.data.copy_(_head_weight(policy))
-    whole.save_pretrained(str(folder))
+            if not policy.writes:
+                return
+            model = _classifier(Path(scratch), policy, tokenizer)
+        model.get_submodule(HEAD).weight.data.copy_(head)
+    model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
 
 
@@ -90,7 +95,7 @@ def _classifier(base: Path, policy: Policy, tokenizer: Any) -> Any:
 
 def _head_weight(policy: Policy) -> torch.Tensor:
     assert policy.value_head is not None, "the policy was loaded without a score head"
-    return policy.value_head.weight.detach().to(policy.model.dtype).cpu().contiguous()
+    return whole(policy.value_head.weight).to(policy.model.dtype)
 
 
 @contextmanager
@@ -110,10 +115,10 @@ def _config(base: Path) -> Any:
     return config
 
 
-def _add_head(policy: Policy, adapter: Path) -> None:
+def _add_head(head: torch.Tensor, adapter: Path) -> None:
     """Turns an exported adapter of a language model into one of a classifier."""
     weights = load_file(adapter / ADAPTER_WEIGHTS)
-    weights[f"base_model.model.{HEAD}.weight"] = _head_weight(policy)
+    weights[f"base_model.model.{HEAD}.weight"] = head
     save_file(weights, adapter / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     # safetensors writes for its own user alone.
     (adapter / ADAPTER_WEIGHTS).chmod(0o644)

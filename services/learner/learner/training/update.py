@@ -107,7 +107,7 @@ class Updates:
                 if self.work.algorithm.needs_reference:
                     self._ask_reference(turn)
                 found = self._loss(turn, sums, first=True)
-                loss += self.ranks.sum(float(found) if turn.counts else 0.0)
+                loss += self.ranks.sum(float(found))
                 done += turn.round_rows
                 self.watch.tell(done, len(self.work.batch.tokens.rows))
         self._join()
@@ -204,8 +204,6 @@ class Updates:
     def _backward(self, turn: Turn, sums: _Sums, *, first: bool) -> float:
         """Adds one round to the gradient; returns its share of the loss."""
         loss = self._loss(turn, sums, first=first)
-        if not turn.counts:
-            loss = loss * 0.0
         value = self.ranks.sum(float(loss.detach()))
         if not _is_finite(value):
             raise NonFiniteStep(f"the loss is {value}", self.work.rollout_ids)
@@ -223,6 +221,10 @@ class Updates:
     def _loss_inside(self, model: Any, turn: Turn, sums: _Sums, *, first: bool) -> torch.Tensor:
         work, memory, tokens = self.work, self.memory, turn.part.tokens_P
         scores = turn.part.score(model, work.temperature, self._value_head(work.algorithm))
+        if not turn.counts:
+            # The others wait for this rank's part of the weights, forward and backward.
+            idle = scores.logprobs_P.sum()
+            return 0.0 * (idle if scores.values_P is None else idle + scores.values_P.sum())
         old_P = scores.logprobs_P.detach() if first else memory.old_logprobs_T[tokens]
         found = work.algorithm.token_loss(
             ScoredTokens(
@@ -240,8 +242,6 @@ class Updates:
         )
         weights_P = work.weights_T[tokens]
         loss = (weights_P * found.loss_P).sum()
-        if not turn.counts:
-            return loss
         if first:
             memory.old_logprobs_T[tokens] = old_P
             memory.entropy_T[tokens] = scores.entropy_P

@@ -39,9 +39,13 @@ def _weights(policy: Policy) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("vocabulary", [40, pytest.param(400_000, marks=pytest.mark.slow)])
-def test_output_layer_has_the_gradient_of_the_formula(temperature: float, vocabulary: int) -> None:
-    # The larger vocabulary leaves room for 41 states in a chunk.
+@pytest.mark.parametrize(
+    ("vocabulary", "bound"), [(40, 1e-5), pytest.param(400_000, 2e-4, marks=pytest.mark.slow)]
+)
+def test_output_layer_has_the_gradient_of_the_formula(
+    temperature: float, vocabulary: int, bound: float
+) -> None:
+    # The larger vocabulary leaves room for 41 states in a chunk; its long sums round more.
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(60, 4, generator=generator, requires_grad=True)
     weight = torch.randn(vocabulary, 4, generator=generator, requires_grad=True)
@@ -58,7 +62,7 @@ def test_output_layer_has_the_gradient_of_the_formula(temperature: float, vocabu
     torch.testing.assert_close(found, plain.float())
     for mine, wanted in zip(got, (hidden.grad, weight.grad), strict=True):
         assert mine is not None and wanted is not None
-        assert float((mine - wanted).norm() / wanted.norm()) <= 1e-5
+        assert float((mine - wanted).norm() / wanted.norm()) <= bound
 
 
 def test_every_weight_has_the_gradient_of_the_textbook(

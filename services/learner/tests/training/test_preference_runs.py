@@ -156,10 +156,39 @@ async def test_dpo_run_learns_measures_and_leaves_an_adapter_to_start_from(desk:
     assert second.metrics[0]["eval/rewards/margins"] == 0.0
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "reward_model"])
-async def test_stopped_run_goes_on_as_if_it_had_not_been(desk: Desk, algorithm: str) -> None:
-    straight, _ = await desk.carry_out(desk.run_of(algorithm, "straight"))
-    run = desk.run_of(algorithm, "stopped")
+FULL = {"weights": "full", "max_steps": 4, "batch_size": 8, "learning_rate": 1e-3}
+
+
+async def test_run_of_full_weights_leaves_a_model_to_start_from(desk: Desk) -> None:
+    ended, report = await desk.carry_out(desk.run_of("dpo", train=FULL, eval={"every_steps": 2}))
+    assert report.metrics[0]["eval/rewards/margins"] == 0.0
+    assert ended["eval/rewards/margins"] > 0.0
+    model = desk.adapters.model("r-1")
+    with pytest.raises(NotFound, match=f"r-1 trained full weights; .* model.path: {model}"):
+        desk.adapters.resolve("r-1")
+    following = desk.run_of("dpo", "r-2", model={"path": str(model)}, eval={"every_steps": 2})
+    _, second = await desk.carry_out(following)
+    assert second.metrics[0]["eval/rewards/margins"] == 0.0
+    opened = transformers.AutoModelForCausalLM.from_pretrained(str(model))
+    base = transformers.AutoModelForCausalLM.from_pretrained(str(desk._model))
+    moved = [
+        name
+        for name, w in opened.state_dict().items()
+        if not torch.equal(w, base.state_dict()[name])
+    ]
+    assert len(moved) == len(base.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "train"),
+    [("dpo", {}), ("reward_model", {}), ("dpo", FULL), ("reward_model", FULL)],
+)
+async def test_stopped_run_goes_on_as_if_it_had_not_been(
+    desk: Desk, algorithm: str, train: dict[str, Any]
+) -> None:
+    changes = {"train": train} if train else {}
+    straight, _ = await desk.carry_out(desk.run_of(algorithm, "straight", **changes))
+    run = desk.run_of(algorithm, "stopped", **changes)
     nothing, first = await desk.carry_out(run, stop_after=1)
     assert not nothing
     assert len(first.metrics) == 2

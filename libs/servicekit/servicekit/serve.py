@@ -14,6 +14,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from opentelemetry import trace
+from pydantic_settings import CliApp, CliSettingsSource
 
 from servicekit.errors import HoneError
 from servicekit.logs import configure_logging
@@ -72,14 +73,17 @@ class App(Generic[S]):
 Build = Callable[[App[S]], Awaitable[None]]
 
 
-def run(name: str, read_settings: Callable[[], S], build: Build[S]) -> None:
-    """Serves until SIGTERM or SIGINT, then exits: 0 after a drain, 1 after a crash.
+def run(name: str, settings_class: type[S], build: Build[S]) -> None:
+    """Serves until SIGTERM or SIGINT, then exits: 0 after a drain, 1 after a crash, 2 for wrong arguments.
 
-    An error that names its cause (typed errors, OSError, ValueError) is one line on stderr, never a bare traceback.
-    `read_settings` is the class of the settings.
+    Settings are read from the environment and, before it, from the command line (`--help` lists them). An error that
+    names its cause (typed errors, OSError, ValueError) is one line on stderr, never a bare traceback.
     """
     try:
-        settings = read_settings()
+        arguments = CliSettingsSource[Any](
+            settings_class, cli_prog_name=f"python -m {name}", cli_show_env_vars=True
+        )
+        settings = CliApp.run(settings_class, cli_settings_source=arguments)
     except ValueError as error:
         configure_logging(name, "INFO", "json")
         log.error("cannot start: %s", wrong_settings(name, error))

@@ -25,7 +25,9 @@ DEFAULT_PORT = 50051
 class ServiceSettings(BaseSettings):
     """What a process needs to know to be a service. Subclasses set `env_prefix`."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", use_attribute_docstrings=True, cli_kebab_case=True
+    )
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 in a pod."""

@@ -15,22 +15,27 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import asyncio
+from pydantic_settings import SettingsConfigDict
 from servicekit.serve import App, run
 from servicekit.settings import ServiceSettings
 
 async def build(app: App[ServiceSettings]) -> None:
     {build}
 
-run("probe", lambda: ServiceSettings(port={port}, drain_seconds=2.0), build)
+class ProbeSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="HONE_PROBE_")
+
+run("probe", ProbeSettings, build)
 """
 
 
-def start(tmp_path: Path, build: str, port: int = 0) -> "subprocess.Popen[bytes]":
+def start(tmp_path: Path, build: str, *arguments: str, port: int = 0) -> "subprocess.Popen[bytes]":
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(build=textwrap.indent(build, "    ").strip(), port=port))
-    return subprocess.Popen(
-        [sys.executable, str(program)], stderr=(tmp_path / "log").open("wb"), env={**os.environ}
-    )
+    program.write_text(PROGRAM.format(build=textwrap.indent(build, "    ").strip()))
+    settings = {"HONE_PROBE_PORT": str(port), "HONE_PROBE_DRAIN_SECONDS": "2.0"}
+    log = (tmp_path / "log").open("wb")
+    command = [sys.executable, str(program), *arguments]
+    return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **settings})
 
 
 def wait_for(tmp_path: Path, text: str, process: "subprocess.Popen[bytes]") -> None:
@@ -60,8 +65,27 @@ def test_wrong_settings_are_named_as_they_are_set(tmp_path: Path) -> None:
     assert process.wait(20) == 1
     log = (tmp_path / "log").read_text()
     assert "cannot start: HONE_PROBE_PORT: Input should be less than or equal to 65535" in log
-    assert "found 70000" in log
+    assert "found '70000'" in log
     assert "Traceback" not in log
+
+
+def test_help_lists_the_settings_with_their_meaning_and_starts_nothing(tmp_path: Path) -> None:
+    assert start(tmp_path, "pass", "--help").wait(20) == 0
+    text = (tmp_path / "log").read_text()
+    assert "--drain-seconds" in text and "HONE_PROBE_DRAIN_SECONDS" in text
+    assert "How long SIGTERM waits" in " ".join(text.split())
+    assert "serving" not in text
+
+
+def test_argument_that_is_none_is_refused_and_one_that_is_counts_before_the_environment(
+    tmp_path: Path,
+) -> None:
+    assert start(tmp_path, "pass", "--prot", "0").wait(20) == 2
+    assert "unrecognized arguments: --prot" in (tmp_path / "log").read_text()
+    process = start(tmp_path, "pass", "--port", "0", port=70000)
+    wait_for(tmp_path, '"serving"', process)
+    process.terminate()
+    assert process.wait(10) == 0
 
 
 def test_crash_of_background_work_ends_the_process_with_1(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from servicekit.errors import HoneError, InvalidArgument, Unavailable
 
 _CHUNK_BYTES = 256 * 1024
 
+OFF_TASK = "health.off_task"
+
 Verb = Literal["sft", "dpo", "reward-model", "train", "evaluate"]
 """Commands that start runs."""
 
@@ -53,6 +55,7 @@ class Job:
     run: LoadedRun
     train: DataFile | None
     eval: DataFile | None
+    off_task: DataFile | None = None
     agreement: Agreed | None = None
     """That people agree as far as the file demands; None if it demands nothing."""
 
@@ -86,7 +89,14 @@ def prepare(run_file: Path, overrides: Sequence[str], verb: Verb) -> Job:
             else _read_data(run, "data.train", data.train, data.train_split)
         )
         held_out = _read_data(run, "data.eval", data.eval, data.eval_split)
-        return Job(run=run, train=train, eval=held_out, agreement=check_agreement(run))
+        off_task = _read_data(run, OFF_TASK, run.spec.health.off_task, "")
+        return Job(
+            run=run,
+            train=train,
+            eval=held_out,
+            off_task=off_task,
+            agreement=check_agreement(run),
+        )
     except (SpecError, RowErrors) as error:
         raise CliError(_relative(str(error)), USAGE) from error
     except CliError as error:
@@ -115,15 +125,17 @@ def _read_data(run: LoadedRun, field: str, path_text: str, split: str) -> DataFi
     except DataFileError as error:
         raise SpecError([run.problem(field, str(error))]) from error
     try:
-        kind, count = _checked(run.spec, source)
+        kind, count = _checked(run.spec, field, source)
     except RowErrors as errors:
         raise source.placed(errors) from errors
     return DataFile(field=field, path=path, data=source.data, row_count=count, kind=kind)
 
 
-def _checked(spec: RunSpec, source: RowSource) -> "tuple[learner_pb2.DatasetKind.ValueType, int]":
-    """Reads the rows once; returns what they are and how many."""
-    if spec.algorithm == "sft":
+def _checked(
+    spec: RunSpec, field: str, source: RowSource
+) -> "tuple[learner_pb2.DatasetKind.ValueType, int]":
+    """Reads the rows once; returns what they are and how many. Off-task rows are as sft takes them in every run."""
+    if spec.algorithm == "sft" or field == OFF_TASK:
         rows = parse_sft_rows(source.data, source=source.name)
         return learner_pb2.DATASET_KIND_SFT, len(rows)
     if spec.compares:
@@ -169,12 +181,14 @@ async def start(job: Job, book: AddressBook) -> learner_pb2.Run:
     await check_grader(job, book)
     address = book.find("learner")
     async with learner_client(book) as learner:
-        ids = {"data.train": "", "data.eval": ""}
-        for file in (job.train, job.eval):
+        ids = {"data.train": "", "data.eval": "", OFF_TASK: ""}
+        for file in (job.train, job.eval, job.off_task):
             if file is not None:
                 reply = await learner.UploadDataset(_chunks(file), timeout=300)
                 ids[file.field] = reply.dataset_id
-        spec = job.run.spec.with_datasets(train=ids["data.train"], eval=ids["data.eval"])
+        spec = job.run.spec.with_datasets(
+            train=ids["data.train"], eval=ids["data.eval"], off_task=ids[OFF_TASK]
+        )
         request = learner_pb2.StartRunRequest(
             request_id=str(uuid.uuid4()), spec=run_spec_to_proto(spec)
         )
@@ -245,12 +259,15 @@ def outcome(run: learner_pb2.Run, *, as_json: bool) -> int:
         return 0
     detail = f": {run.detail}" if run.detail else ""
     if run.state == learner_pb2.RUN_STATE_STOPPED:
+        # A person who stopped it knows why.
+        why = f"{run.detail}\n" if run.detail.startswith("stopped by an alarm") else ""
+        back = f"; `hone train --rollback {run.run_id}` goes back to the best" if why else ""
         text = (
-            f"stopped after {run.step} steps, all saved; "
-            f"go on with `hone train --resume {run.run_id}`"
+            f"{why}stopped after {run.step} steps, all saved; "
+            f"go on with `hone train --resume {run.run_id}`{back}"
         )
         print(text, file=sys.stderr)
-        return INTERRUPTED
+        return FAILED if why else INTERRUPTED
     raise CliError(
         f"run {run.run_id} failed{detail}. When the cause is mended, go on with "
         f"`hone train --resume {run.run_id}`",

@@ -11,6 +11,7 @@ from hone_cli.commands.doctor import doctor
 from hone_cli.commands.down import down
 from hone_cli.commands.dpo import dpo
 from hone_cli.commands.evaluate import evaluate
+from hone_cli.commands.export import export
 from hone_cli.commands.grade import grade
 from hone_cli.commands.init import init
 from hone_cli.commands.kappa import kappa
@@ -32,12 +33,13 @@ VERBS = (
     (sft, "Teach the model by example."),
     (dpo, "Train the agent on pairs of responses."),
     (reward_model, "Train a reward model on pairs of responses."),
-    (train, "Train the agent on its rewards, or --resume."),
+    (train, "Train the agent on its rewards, --resume or --rollback."),
     (evaluate, "Measure a policy without training it."),
     (grade, "Grade responses, or check a grader (--validate, --lint)."),
     (kappa, "Measure how far people and judges agree."),
     (runs, "List runs, show one, or compare some."),
     (stop, "Stop a run after the step under way."),
+    (export, "Write what a run learned for transformers, peft and vLLM."),
     (rollout, "Show one rollout, or list a run's rollouts."),
     (audit, "Check the invariants of a run's log."),
 )

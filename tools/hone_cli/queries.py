@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import uuid
 from collections.abc import Awaitable, Callable
 
 from hone.common.v1 import identity_pb2
@@ -108,6 +109,21 @@ async def _held_out(run: learner_pb2.Run, book: AddressBook) -> HeldOut | None:
         ),
         run.spec.eval_dataset_id,
     )
+
+
+async def roll_back(
+    run_id: str, checkpoint: learner_pb2.CheckpointChoice, book: AddressBook
+) -> learner_pb2.RollBackRunResponse:
+    """Takes a run that is not going back to an earlier checkpoint.
+
+    Raises:
+        CliError: the run is going, or the checkpoint is not kept.
+    """
+    request = learner_pb2.RollBackRunRequest(
+        request_id=str(uuid.uuid4()), run_id=run_id, checkpoint=checkpoint
+    )
+    async with learner_client(book) as learner:
+        return await learner.RollBackRun(request, timeout=300)
 
 
 async def run_counts(run_id: str, book: AddressBook) -> console_pb2.RunSummary | None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hone_cli.plain import enum_word
-from hone_cli.runview import StepTable, num_steps_of
+from hone_cli.runview import StepTable, alarm_text, num_steps_of
 from hone_cli.text import number, safe, span, sparkline, table
 from runspec.schema import PREFERENCE
 
@@ -41,7 +41,7 @@ def print_runs(runs: Sequence[learner_pb2.Run]) -> None:
             (
                 safe(run.run_id),
                 safe(run.spec.algorithm),
-                state_of(run),
+                state_of(run) + (f" !{len(run.alarms)}" if run.alarms else ""),
                 f"{run.step}/{total}" if total else "-",
                 number(reward) if reward is not None else "-",
                 moment(run.create_time),
@@ -83,22 +83,33 @@ def print_run(reply: learner_pb2.GetRunResponse, counts: console_pb2.RunSummary 
                 out.print(line)
         for line in _drawn(reply.steps):
             out.print(line)
+    print_late_alarms(run)
     print_metrics(run.metrics)
 
 
 def print_outcome(run: learner_pb2.Run) -> None:
     """Prints how a run ended well and what can be done with it."""
+    print_late_alarms(run)
     print_metrics(run.metrics)
     out = console()
     out.print(f"run {run.run_id} is complete in {took(run)}; its files are in {run.output_dir}")
     if run.spec.algorithm not in ("sft", *PREFERENCE):
         out.print(f"  hone rollout --run {run.run_id}   lists its rollouts")
     out.print(f"  hone audit {run.run_id}   checks its log")
+    if run.spec.algorithm not in ("evaluate", "reward_model"):
+        out.print(f"  hone export {run.run_id} --out DIR   writes its weights for others")
     if run.spec.algorithm == "reward_model":
         model = safe(f"{run.output_dir}/reward_model")
         out.print(f"  {model}   is the model for graders of type reward_model")
     elif run.spec.algorithm != "evaluate":
         out.print(f"  model.adapter={run.run_id}   starts another run from its weights")
+
+
+def print_late_alarms(run: learner_pb2.Run) -> None:
+    """Prints the alarms of what was measured after the last step; those of steps stand with their steps."""
+    for alarm in run.alarms:
+        if alarm.step >= run.step:
+            console().print(alarm_text(alarm))
 
 
 def print_metrics(metrics: Mapping[str, float]) -> None:

@@ -11,10 +11,17 @@ from hone.learner.v1 import learner_pb2
 
 from hone_cli.plain import plain
 from hone_cli.progress import RunProgress, Standing
-from hone_cli.text import number, span
+from hone_cli.text import number, safe, span
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "sft": ("loss", "accuracy", "grad_norm", "learning_rate", "time/train_seconds"),
+    "sft": (
+        "loss",
+        "accuracy",
+        "health/off_task/logprob",
+        "grad_norm",
+        "learning_rate",
+        "time/train_seconds",
+    ),
     "dpo": (
         "loss",
         "rewards/margins",
@@ -38,7 +45,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "grpo": (
         "reward/mean",
         "reward/std",
+        "eval/reward/mean",
         "kl",
+        "health/off_task/logprob",
         "tool_calls/mean",
         "completions/mean_length",
         "frac_reward_zero_std",
@@ -66,6 +75,8 @@ _SHORT = {
     "logps/rejected": "rejected",
     "eval/rewards/margins": "eval margin",
     "eval/rewards/accuracies": "eval acc",
+    "eval/reward/mean": "held out",
+    "health/off_task/logprob": "off task",
     "rollouts/polluted_share": "polluted",
     "time/rollout_seconds": "rollout s",
     "time/train_seconds": "train s",
@@ -158,7 +169,7 @@ class StepTable:
         for name in self._columns:
             text = number(report.metrics[name]) if name in report.metrics else "-"
             cells.append(text.rjust(len(_heading(name))))
-        return [*lines, "  ".join(cells)]
+        return [*lines, "  ".join(cells), *(alarm_text(alarm) for alarm in report.alarms)]
 
 
 class PlainView:
@@ -270,6 +281,11 @@ class LiveView:
         self._bar.update(
             self._task, completed=standing.fraction, description=progress_text(standing)
         )
+
+
+def alarm_text(alarm: learner_pb2.Alarm) -> str:
+    """An alarm in a line."""
+    return f"  ! {safe(alarm.kind)} (step {alarm.step + 1}): {safe(alarm.detail)}"
 
 
 def choose_view(as_json: bool) -> RunView:

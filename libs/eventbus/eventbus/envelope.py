@@ -51,6 +51,7 @@ _ORDINALS: Mapping[str, Callable[[_HasNumbers], int]] = {
     "run_step_planned": lambda payload: (payload.phase << 32) | payload.step,
     "run_step_trained": lambda payload: payload.step,
     "run_finished": lambda payload: payload.end,
+    "run_rolled_back": lambda payload: payload.policy_version,
     "sandbox_created": lambda payload: _text_ordinal(payload.sandbox_id),
     "sandbox_destroyed": lambda payload: _text_ordinal(payload.sandbox_id),
     "tool_called": lambda payload: _text_ordinal(payload.tool_call_id),

@@ -25,6 +25,7 @@ TYPES: Mapping[str, str] = {
     "run_step_trained": "step.trained",
     "run_finished": "run.finished",
     "dead_lettered": "message.dead_lettered",
+    "run_rolled_back": "run.rolled_back",
 }
 """Dotted type by the payload's field name in the envelope."""
 

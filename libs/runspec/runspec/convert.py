@@ -1,4 +1,4 @@
-"""Maps RunSpec to and from `hone.common.v1.RunSpec`; names are equal but for the two dataset ids and the grader."""
+"""Maps RunSpec to and from `hone.common.v1.RunSpec`; names are equal but for the dataset ids and the grader."""
 
 import json
 from typing import Any
@@ -14,11 +14,12 @@ from runspec.schema import RunSpec
 
 
 def run_spec_to_proto(spec: RunSpec) -> run_spec_pb2.RunSpec:
-    """Converts to the wire; data.train and data.eval become the dataset ids."""
+    """Converts to the wire; data.train, data.eval and health.off_task become the dataset ids."""
     fields: dict[str, Any] = spec.model_dump(mode="json", exclude_none=True)
     data = fields.pop("data")
     fields["train_dataset_id"] = data["train"]
     fields["eval_dataset_id"] = data["eval"]
+    fields["health"]["off_task_dataset_id"] = fields["health"].pop("off_task")
     grader = fields.pop("grader", None)
     fields["grader_json"] = json.dumps(grader, ensure_ascii=False) if grader is not None else ""
     return ParseDict(fields, run_spec_pb2.RunSpec())
@@ -35,6 +36,9 @@ def run_spec_from_proto(message: run_spec_pb2.RunSpec) -> RunSpec:
         "train": fields.pop("train_dataset_id", ""),
         "eval": fields.pop("eval_dataset_id", ""),
     }
+    health = fields.get("health", {})
+    if "off_task_dataset_id" in health:
+        health["off_task"] = health.pop("off_task_dataset_id")
     if "seed" in fields:
         fields["seed"] = int(fields["seed"])
     if "grader_json" in fields:

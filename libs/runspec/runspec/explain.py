@@ -39,6 +39,7 @@ _OTHER_NAMES = {
     "r": "lora.rank",
     "lora_alpha": "lora.alpha",
     "save_steps": "train.checkpoint_every_steps",
+    "save_total_limit": "train.keep_checkpoints",
     "reward": "grader",
     "rewards": "grader",
     "model_name_or_path": "model.path",

@@ -15,7 +15,12 @@ from runspec.rules import check_no_effect, check_rules
 from runspec.schema import RunSpec
 from runspec.yamldoc import Document, parse_yaml
 
-_FILE_FIELDS = (("data", "train"), ("data", "eval"), ("agreement", "labels"))
+_FILE_FIELDS = (
+    ("data", "train"),
+    ("data", "eval"),
+    ("agreement", "labels"),
+    ("health", "off_task"),
+)
 _PACKAGE_PREFIX = "package:"
 
 
@@ -94,6 +99,7 @@ def check_files(run: LoadedRun, *, model: bool = True) -> list[Problem]:
         ("data.train", spec.data.train),
         ("data.eval", spec.data.eval),
         ("agreement.labels", spec.agreement.labels),
+        ("health.off_task", spec.health.off_task),
     )
     for name, value in files:
         needed = not (name == "data.train" and spec.algorithm == "evaluate")
@@ -202,7 +208,7 @@ def _anchored(override: Override, folder: Path) -> Override:
 
 def _anchor(name: str, value: str, folder: Path) -> str:
     """Makes a path absolute; ids, packages and words stay."""
-    if name in ("data.train", "data.eval", "agreement.labels"):
+    if name in {".".join(field) for field in _FILE_FIELDS}:
         is_path = bool(value)
     elif name == "model.path":
         is_path = bool(value) and not value.startswith(_PACKAGE_PREFIX)

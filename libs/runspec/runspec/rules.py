@@ -102,6 +102,11 @@ def _needs(spec: RunSpec) -> Iterator[tuple[str, str]]:
             "agreement.labels",
             f"has no effect with algorithm {spec.algorithm}, which grades nothing; leave it out",
         )
+    if spec.health.off_task and spec.algorithm in ("evaluate", "reward_model"):
+        yield (
+            "health.off_task",
+            f"has no effect with algorithm {spec.algorithm}, which trains no policy; leave it out",
+        )
     for key in ("system_prompt", "tools"):
         if spec.algorithm == "reward_model" and getattr(spec.rollout, key):
             yield (

@@ -207,6 +207,8 @@ class TrainSpec(Section):
     """Save a checkpoint every this many steps: sft, dpo, reward_model. Runs with rollouts save after every update."""
     weights: Literal["lora", "full"] = "lora"
     """What is trained: an adapter over the frozen model, or every weight (default learning rates are then a tenth)."""
+    keep_checkpoints: int = Field(default=2, ge=1, le=10_000)
+    """Newest checkpoints that are kept, besides the best one by held-out reward, or training reward without it."""
 
 
 class RolloutSpec(Section):
@@ -254,6 +256,35 @@ class EvalSpec(Section):
     """At most this many tasks of the evaluation set; 0 means all."""
     every_steps: int = Field(default=0, ge=0)
     """Evaluate during training every this many steps; 0 means never (dpo and reward_model: only before and after)."""
+
+
+class HealthSpec(Section):
+    """What is watched while the policy learns; a limit of 0 switches its alarm off."""
+
+    off_task: str = ""
+    """Rows away from the task, as sft takes them (JSONL, relative to the run file); empty means none."""
+    every_steps: int = Field(default=10, ge=0)
+    """Measure off_task before, after and every this many steps; 0 means only before and after."""
+    max_rows: int = Field(default=64, ge=0)
+    """At most this many rows of off_task, from its start; 0 means all."""
+    on_alarm: Literal["warn", "stop"] = "warn"
+    """What an alarm does to the run: told only, or stopped after the step, with the best checkpoint kept."""
+    window: int = Field(default=5, ge=2, le=1000)
+    """Steps over which means are taken."""
+    forgetting: float = Field(default=0.05, ge=0)
+    """Alarm: relative fall of the log-probability of off_task from its first value."""
+    reward_fall: float = Field(default=0.3, ge=0)
+    """Alarm reward_collapse: fall of the training reward from its best window, as a share of the best."""
+    entropy_floor: float = Field(default=0.1, ge=0, lt=1)
+    """Alarm entropy_collapse: share of the first window's entropy."""
+    repetition_rise: float = Field(default=0.2, ge=0, le=1)
+    """Alarm repetition: rise of the share of 4-grams that repeat within a rollout, over the first window."""
+    hacking_gap: float = Field(default=0.05, ge=0)
+    """Alarm reward_hacking: by which the training reward rises while the held-out one falls, as shares of each."""
+    kl_rise: float = Field(default=0.1, ge=0)
+    """Alarm kl_drift: nats per token by which the KL grows past the best reward."""
+    held_out: str = Field(default="eval/reward/mean", min_length=1)
+    """Figure that says how good the policy truly is: eval/reward/mean, or rewards/NAME/mean of one that is not paid."""
 
 
 _REINFORCEMENT_DEFAULTS: Mapping[str, object] = {
@@ -355,6 +386,8 @@ class RunSpec(Section):
     """How far people must agree before the run may start."""
     metrics: MetricsSpec = MetricsSpec()
     """Where the figures go."""
+    health: HealthSpec = HealthSpec()
+    """What is watched while the policy learns."""
 
     @property
     def reinforces(self) -> bool:
@@ -386,9 +419,10 @@ class RunSpec(Section):
             defaults = {**defaults, "learning_rate": rate}
         return {**data, "train": {**defaults, **train}}
 
-    def with_datasets(self, *, train: str, eval: str) -> "RunSpec":
+    def with_datasets(self, *, train: str, eval: str, off_task: str = "") -> "RunSpec":
         """The same run with its files replaced by the ids of the uploaded sets."""
-        return self.model_copy(update={"data": DataSpec(train=train, eval=eval)})
+        health = self.health.model_copy(update={"off_task": off_task})
+        return self.model_copy(update={"data": DataSpec(train=train, eval=eval), "health": health})
 
 
 def sections() -> dict[str, type[Section]]:

@@ -63,7 +63,13 @@ def test_every_field_of_the_schema_is_on_the_wire() -> None:
         if inner is not None:
             on_wire |= {f"{field.name}.{name}" for name in inner.fields_by_name}
     ours = {name for name in all_fields() if not name.startswith("data.")}
-    assert ours == on_wire - {"train_dataset_id", "eval_dataset_id", "grader_json"}
+    by_another_name = {
+        "train_dataset_id",
+        "eval_dataset_id",
+        "grader_json",
+        "health.off_task_dataset_id",
+    }
+    assert ours - {"health.off_task"} == on_wire - by_another_name
 
 
 def test_defaults_are_filled_for_a_client_that_says_little() -> None:
@@ -91,3 +97,27 @@ def test_violations_name_the_fields() -> None:
     with pytest.raises(SpecError) as caught:
         run_spec_from_proto(message)
     assert set(caught.value.violations()) == {"model", "train.group_size"}
+
+
+def test_health_crosses_the_wire_with_its_zeros_and_its_data_set() -> None:
+    spec = RunSpec.model_validate(
+        {
+            "algorithm": "grpo",
+            "model": {"path": "none"},
+            "data": {"train": "tasks-x"},
+            "train": {"keep_checkpoints": 5},
+            "grader": {"type": "answer"},
+            "health": {"off_task": "sft-x", "every_steps": 0, "forgetting": 0, "on_alarm": "stop"},
+        }
+    )
+    message = run_spec_to_proto(spec)
+    assert message.health.off_task_dataset_id == "sft-x"
+    assert run_spec_from_proto(message) == spec
+
+
+def test_off_task_rows_where_no_policy_is_trained_are_refused() -> None:
+    message = run_spec_pb2.RunSpec(algorithm="evaluate", eval_dataset_id="x", grader_json="{}")
+    message.model.path = "none"
+    message.health.off_task_dataset_id = "sft-x"
+    with pytest.raises(SpecError, match=r"health\.off_task: has no effect"):
+        run_spec_from_proto(message)

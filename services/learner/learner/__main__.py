@@ -11,8 +11,10 @@ from learner.adapters import AdapterStore
 from learner.clients import IDEMPOTENT_METHODS, ToolCatalogue
 from learner.cores import TorchCore
 from learner.datasets import DatasetStore
+from learner.exports import Exporter
 from learner.manager import RunManager
-from learner.runner import Runner
+from learner.rollback import Rollbacks
+from learner.runner import Runner, spec_of
 from learner.runs import RunStore
 from learner.servicer import LearnerServicer
 from learner.settings import LearnerSettings
@@ -40,9 +42,16 @@ async def build(app: App[LearnerSettings]) -> None:
         tools=tools,
         rng=random.Random(),
     )
-    manager = RunManager(store, runner.run, runner.announce_end, time.time)
+    rollbacks = Rollbacks(store, adapters, runner.announce_rollback, spec_of)
+    manager = RunManager(store, runner.run, runner.announce_end, time.time, rollbacks)
     servicer = LearnerServicer(
-        manager, store, datasets, adapters, tools, settings.max_dataset_bytes
+        manager=manager,
+        store=store,
+        datasets=datasets,
+        adapters=adapters,
+        exporter=Exporter(store, settings.model_cache_dir, spec_of),
+        tools=tools,
+        max_dataset_bytes=settings.max_dataset_bytes,
     )
     learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, app.server)
     app.add_service(learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name)

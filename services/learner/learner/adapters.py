@@ -1,5 +1,6 @@
 """Adapters of complete runs: where they lie, and what `model.adapter` names."""
 
+import shutil
 from pathlib import Path
 
 from learner.runs import RunStore
@@ -29,6 +30,16 @@ class AdapterStore:
     def model(self, run_id: str) -> Path:
         """Returns where the model of a run that trained full weights lies once the run is complete."""
         return self._runs.folder(run_id) / "model"
+
+    def discard(self, run_id: str) -> None:
+        """Removes what a run made, if it has made anything."""
+        for folder in (self.folder(run_id), self.model(run_id), self.reward_model(run_id)):
+            if folder.exists():
+                # Hidden first: a result is there as a whole or not at all.
+                gone = folder.with_name(f".discarded-{folder.name}")
+                shutil.rmtree(gone, ignore_errors=True)
+                folder.rename(gone)
+                shutil.rmtree(gone)
 
     def resolve(self, name: str) -> Path | None:
         """Returns the folder that `model.adapter` names; None for the empty name.

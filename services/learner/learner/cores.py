@@ -46,6 +46,7 @@ class TorchCore:
         self._conversations: list[Rows] = []
         self._pairs: list[RenderedPair] = []
         self._held_out: list[RenderedPair] = []
+        self._off_task: list[Rows] = []
         self._trainer: Trainer | None = None
         self._stop = threading.Event()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner.torch")
@@ -86,6 +87,14 @@ class TorchCore:
             lambda: self._loaded().measure_pairs(
                 _pairs(self._held_out), progress=tell, stop=self._stop
             )
+        )
+
+    async def off_task(self, progress: Progress) -> float:
+        """Returns the mean log-probability of the off-task rows."""
+        tell = self._telling(progress)
+        rows = [made for row in self._off_task for made in row]
+        return await self._on_worker(
+            lambda: self._loaded().measure_rows(rows, progress=tell, stop=self._stop)
         )
 
     async def save(self, restored: Restored) -> None:
@@ -156,7 +165,7 @@ class TorchCore:
             )
         )
         self._trainer = Trainer(policy, _trainer_settings(spec))
-        if self._data.conversations or self._data.pairs:
+        if self._data.conversations or self._data.pairs or self._data.off_task:
             self._render(load_tokenizer(folder))
         checkpoint = latest_checkpoint(self._checkpoints)
         if checkpoint is None:
@@ -174,7 +183,9 @@ class TorchCore:
         trainer = self._loaded()
         assert trainer.step == restored.step, (trainer.step, restored.step)
         assert trainer.policy_version == restored.policy_version
-        save_checkpoint(self._checkpoints, trainer, restored.state)
+        save_checkpoint(
+            self._checkpoints, trainer, restored.state, keep=self._spec.train.keep_checkpoints
+        )
 
     def _export(self, folder: Path) -> None:
         from learner.training.model import load_tokenizer
@@ -200,6 +211,11 @@ class TorchCore:
         self._conversations = rows.conversations(self._data)
         self._pairs = rows.pairs(self._data.pairs, "data.train")
         limit = self._spec.eval.max_tasks or None
+        if self._data.off_task:
+            # They are away from the task: its system prompt and tools are not theirs.
+            plain = self._spec.rollout.model_copy(update={"system_prompt": "", "tools": ()})
+            spec = self._spec.model_copy(update={"rollout": plain})
+            self._off_task = RowRenderer(tokenizer, spec, self._data).off_task(self._data)
         self._held_out = rows.pairs(self._data.held_out[:limit], "data.eval")
 
 

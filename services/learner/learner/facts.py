@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from learner.checkpoints import RolledBack
 from learner.ledger import Wanted
 from trajectory.types import Outcome, RolloutRecord, Slot, Task
 
@@ -96,6 +97,10 @@ class RunLog(Protocol):
         self, step: int, version: int, rollout_ids: Sequence[str], metrics: Mapping[str, float]
     ) -> None:
         """Tells that an update is done and saved."""
+        ...
+
+    async def rolled_back(self, rolled: RolledBack) -> None:
+        """Tells that the weights of an earlier version are the run's again."""
         ...
 
     async def finished(

@@ -6,12 +6,15 @@ Runs that were going when the process ended go on when it starts again: a crash 
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
+from learner.alarms import Alarm
+from learner.checkpoints import Choice, RolledBack
 from learner.hub import Progress, RunHub
 from learner.ports import Stopped
-from learner.runs import Run, RunState, RunStore, Step, ended
+from learner.runs import Run, RunAlarm, RunState, RunStore, Step, ended
 from servicekit.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -27,6 +30,19 @@ MAX_STARTS_WITHOUT_STEP = 5
 
 RunJob = Callable[[Run, "RunReporter", asyncio.Event], Awaitable[dict[str, float]]]
 """Does what a run should do and returns its figures; raises Stopped when the event asked for it."""
+
+
+class GoesBack(Protocol):
+    """Takes runs back to checkpoints."""
+
+    async def plan(self, run: Run, choice: Choice, request_id: str) -> RolledBack:
+        """Says what it will make."""
+        ...
+
+    async def carry_out(self, run: Run, planned: RolledBack) -> None:
+        """Makes it so; may be repeated."""
+        ...
+
 
 AnnounceEnd = Callable[[Run, str], Awaitable[None]]
 
@@ -48,6 +64,20 @@ class RunReporter:
             self._hub.progressed(Progress(step=step, stage=stage, done=done, total=total))
 
         return tell
+
+    def alarmed(self, step: int, alarms: Sequence[Alarm]) -> None:
+        """Keeps alarms with the run; told again after a restart, they stay one each."""
+        known = {(alarm.step, alarm.kind) for alarm in self.run.alarms}
+        new = [alarm for alarm in alarms if (step, alarm.kind) not in known]
+        if not new:
+            return
+        for alarm in new:
+            said = {"run_id": self.run.run_id, "step": step, "alarm": alarm.kind}
+            log.warning("alarm: %s", alarm.detail, extra=said)
+        made = tuple(RunAlarm(kind=one.kind, step=step, detail=one.detail) for one in new)
+        self.run = replace(self.run, alarms=(*self.run.alarms, *made))
+        self._store.save(self.run)
+        self._hub.changed(self.run)
 
     def step_done(self, step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
         """Keeps a finished step; told again after a restart, it stays one step."""
@@ -73,12 +103,15 @@ class RunManager:
         job: RunJob,
         announce_end: AnnounceEnd,
         clock: Callable[[], float],
+        rollbacks: GoesBack,
     ) -> None:
         """Runs `job` for each run; see the module."""
         self._store = store
         self._job = job
         self._announce_end = announce_end
         self._clock = clock
+        self._rollbacks = rollbacks
+        self._going_back: set[str] = set()
         self._hubs: dict[str, RunHub] = {}
         self._active: tuple[str, asyncio.Task[None], asyncio.Event] | None = None
         self._draining = False
@@ -89,13 +122,7 @@ class RunManager:
         Raises:
             InvalidArgument: request_id is no UUID. FailedPrecondition: another run has the learner.
         """
-        try:
-            unique = uuid.UUID(request_id)
-        except ValueError:
-            raise InvalidArgument(
-                f"request_id: found {request_id[:80]!r}; a UUID is right",
-                violations={"request_id": "is not a UUID"},
-            ) from None
+        unique = _uuid_of(request_id)
         run_id = f"{name}-{unique.hex[-10:]}"
         try:
             known = self._store.load(run_id)
@@ -136,6 +163,39 @@ class RunManager:
         self._store.save(run)
         self._launch(run)
         return run
+
+    async def roll_back(
+        self, run_id: str, choice: Choice, request_id: str
+    ) -> tuple[Run, RolledBack]:
+        """Takes a run that is not going back to a checkpoint; it is stopped then, and can be resumed.
+
+        Raises:
+            InvalidArgument: request_id is no UUID. NotFound: no such run, or the checkpoint is not kept.
+            FailedPrecondition: the run is going, or has nothing to go back to.
+        """
+        request_id = str(_uuid_of(request_id))
+        run = self._store.load(run_id)
+        if run.state is RunState.RUNNING or run_id in self._going_back:
+            raise FailedPrecondition(
+                f"run {run_id} is going; `hone stop {run_id}` first", reason="RUN_ACTIVE"
+            )
+        self._going_back.add(run_id)
+        try:
+            made = await self._rollbacks.plan(run, choice, request_id)
+            # From here on the run is no longer complete, whatever happens.
+            going = ended(run, RunState.STOPPED, at=self._clock(), detail="being rolled back")
+            self._store.save(replace(going, metrics={}))
+            await self._rollbacks.carry_out(run, made)
+            detail = (
+                f"rolled back to the weights after step {made.to_step} (policy version "
+                f"{made.to_version}), which are version {made.version} now"
+            )
+            run = replace(going, policy_version=made.version, metrics={}, detail=detail)
+            self._store.save(run)
+        finally:
+            self._going_back.discard(run_id)
+        self.hub(run_id).changed(run)
+        return run, made
 
     async def stop(self, run_id: str) -> Run:
         """Stops a run where it is safe and waits until it has; a run that is not going is left alone."""
@@ -198,6 +258,12 @@ class RunManager:
         return self._hubs[run_id]
 
     def _check_free(self) -> None:
+        if self._going_back:
+            raise FailedPrecondition(
+                f"run {min(self._going_back)} is being rolled back",
+                reason="LEARNER_BUSY",
+                retryable=True,
+            )
         if self._draining:
             raise FailedPrecondition(
                 "the learner is shutting down", reason="LEARNER_BUSY", retryable=True
@@ -222,13 +288,14 @@ class RunManager:
             final = replace(
                 ended(reporter.run, RunState.COMPLETED, at=self._clock()), metrics=metrics
             )
-        except Stopped:
-            if self._draining:
+        except Stopped as stopped:
+            if self._draining and not str(stopped):
                 # Told to shut down is no crash; the run goes on at the next start.
                 self._store.save(replace(reporter.run, starts_without_step=0))
                 self._active = None
                 return
-            detail = f"stopped after step {reporter.run.step}"
+            # An alarm says why; a person knows.
+            detail = str(stopped) or f"stopped after step {reporter.run.step}"
             final = ended(reporter.run, RunState.STOPPED, at=self._clock(), detail=detail)
         # The run's boundary: whatever it was, the run says so and can be resumed.
         except Exception as error:
@@ -262,3 +329,18 @@ class RunManager:
             await self._announce_end(final, final.spec_json)
         except Exception:  # whatever it was, the run's file must say that it ended
             log.exception("the end of the run could not be logged", extra={"run_id": final.run_id})
+
+
+def _uuid_of(request_id: str) -> uuid.UUID:
+    """Reads a request's id.
+
+    Raises:
+        InvalidArgument: it is no UUID.
+    """
+    try:
+        return uuid.UUID(request_id)
+    except ValueError:
+        raise InvalidArgument(
+            f"request_id: found {request_id[:80]!r}; a UUID is right",
+            violations={"request_id": "is not a UUID"},
+        ) from None

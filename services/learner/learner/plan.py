@@ -91,8 +91,22 @@ def seed_of(run_seed: int, slot: Slot, attempt: int) -> int:
     return random.Random(name).getrandbits(63)
 
 
-def rows_of_step(count: int, *, step: int, batch_size: int, seed: int) -> list[int]:
-    """Returns the indices of the supervised rows of a step, by the same walk as tasks."""
-    start = step * batch_size
-    places = (divmod(position, count) for position in range(start, start + batch_size))
-    return [_order(count, seed, epoch)[index] for epoch, index in places]
+def rows_of_step(
+    count: int, *, step: int, batch_size: int, seed: int, left_out: Collection[int] = ()
+) -> list[int]:
+    """Returns the indices of the supervised rows of a step, by the same walk as tasks, without those left out.
+
+    Raises:
+        ValueError: no row is left.
+    """
+    if len(set(left_out)) >= count:
+        raise ValueError(f"no row is left: all {count} are left out")
+    chosen: list[int] = []
+    position = step * batch_size
+    while len(chosen) < batch_size:
+        epoch, index = divmod(position, count)
+        row = _order(count, seed, epoch)[index]
+        if row not in left_out:
+            chosen.append(row)
+        position += 1
+    return chosen

@@ -34,7 +34,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowData:
-    """Rows that a run without rollouts learns from."""
+    """Rows that the core reads: to learn from without rollouts, and to watch."""
 
     conversations: Sequence[SftRow] = ()
     """To imitate."""
@@ -42,6 +42,8 @@ class RowData:
     """To compare."""
     held_out: Sequence[PreferenceRow] = ()
     """To measure on."""
+    off_task: Sequence[SftRow] = ()
+    """Of which the likelihood is watched."""
     tools: Mapping[str, ToolDefinition] = field(default_factory=dict)
     """Those that the run file names, for rows that bring none."""
 
@@ -90,6 +92,10 @@ class TrainingCore(Protocol):
 
     async def measure(self, progress: Callable[[int, int], None]) -> dict[str, float]:
         """Returns figures of the held-out pairs."""
+        ...
+
+    async def off_task(self, progress: Callable[[int, int], None]) -> float:
+        """Returns the mean log-probability of the off-task rows under the policy, in nats a token."""
         ...
 
     async def save(self, restored: Restored) -> None:

@@ -58,6 +58,17 @@ class RowRenderer:
             for number, row in enumerate(data.conversations, start=1)
         ]
 
+    def off_task(self, data: RowData) -> list[Rows]:
+        """Renders what is watched.
+
+        Raises:
+            InvalidArgument: a row is longer than a rollout may be, or the chat template refuses it.
+        """
+        return [
+            self._imitated(f"health.off_task row {number}", row)
+            for number, row in enumerate(data.off_task, start=1)
+        ]
+
     def pairs(self, rows: Sequence[PreferenceRow], field: str) -> list[RenderedPair]:
         """Renders comparisons.
 

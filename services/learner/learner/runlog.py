@@ -21,6 +21,7 @@ from eventbus.blobs import Blobs
 from eventbus.bus import EventBus, LoggedEvent
 from eventbus.envelope import new_envelope
 from eventbus.errors import LogTruncated
+from learner.checkpoints import RolledBack
 from learner.facts import Ended, Fact, Finished, Policy, Requested
 from learner.ledger import Wanted
 from learner.ports import LogGone
@@ -266,6 +267,17 @@ class BusRunLog:
                 policy_version=version,
                 trained_rollout_ids=rollout_ids,
                 metrics=metrics,
+            )
+        )
+
+    async def rolled_back(self, rolled: RolledBack) -> None:
+        """Tells that the weights of an earlier version are the run's again, as a new version."""
+        await self._publish(
+            events_pb2.RunRolledBack(
+                policy_version=rolled.version,
+                to_policy_version=rolled.to_version,
+                to_step=rolled.to_step,
+                step=rolled.step,
             )
         )
 

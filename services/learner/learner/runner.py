@@ -13,6 +13,7 @@ from hone.common.v1 import run_spec_pb2
 
 from eventbus.bus import EventBus
 from learner.adapters import AdapterStore
+from learner.checkpoints import RolledBack
 from learner.datasets import DatasetStore
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import run_evaluate
@@ -90,6 +91,7 @@ class Runner:
             stop=stop,
             folder=folder,
             monotonic=time.monotonic,
+            history=partial(self._store.steps, run.run_id),
             life=run.life,
         )
         state, metrics = "failed", dict[str, float]()
@@ -152,24 +154,35 @@ class Runner:
         return self._adapters.folder(context.run_id)
 
     async def _row_data(self, spec: RunSpec) -> RowData:
+        limit = spec.health.max_rows or None
+        off_task = self._datasets.sft_rows(spec.health.off_task) if spec.health.off_task else []
+        watched = off_task[:limit]
         if spec.compares:
             return RowData(
+                off_task=watched,
                 pairs=self._datasets.preferences(spec.data.train),
                 held_out=self._datasets.preferences(spec.data.eval) if spec.data.eval else (),
                 tools=await self._tools.definitions(spec.rollout.tools),
             )
         if spec.algorithm == "sft":
             return RowData(
+                off_task=watched,
                 conversations=self._datasets.sft_rows(spec.data.train),
                 tools=await self._tools.definitions(spec.rollout.tools),
             )
-        return RowData()
+        return RowData(off_task=watched)
 
     async def announce_end(self, run: Run, spec_json: str) -> None:
         """Tells the log how a run ended."""
         message = json_format.Parse(spec_json, run_spec_pb2.RunSpec())
         log = await self._log(run.run_id, run_spec_from_proto(message), message)
         await log.finished(run.state.value, run.detail, run.metrics, run.life)
+
+    async def announce_rollback(self, run: Run, rolled: RolledBack) -> None:
+        """Tells the log that a run went back to earlier weights."""
+        message = json_format.Parse(run.spec_json, run_spec_pb2.RunSpec())
+        log = await self._log(run.run_id, run_spec_from_proto(message), message)
+        await log.rolled_back(rolled)
 
     async def _log(self, run_id: str, spec: RunSpec, message: run_spec_pb2.RunSpec) -> BusRunLog:
         temperature = spec.rollout.temperature
@@ -184,6 +197,11 @@ class Runner:
             temperature=temperature,
             eval_temperature=temperature if measured_at is None else measured_at,
         )
+
+
+def spec_of(run: Run) -> RunSpec:
+    """Returns what a run should do."""
+    return run_spec_from_proto(json_format.Parse(run.spec_json, run_spec_pb2.RunSpec()))
 
 
 def _row_steps(core: TrainingCore, data: RowData) -> RowSteps:

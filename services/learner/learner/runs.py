@@ -38,6 +38,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunAlarm:
+    """An alarm that a run raised."""
+
+    kind: str
+    step: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run as it stands; `spec_json` is the proto's JSON form."""
 
@@ -55,6 +64,8 @@ class Run:
     starts_without_step: int = 0
     """How often the learner came back to the run after a crash without having finished a step since."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    alarms: tuple[RunAlarm, ...] = ()
+    """Oldest first."""
 
 
 class RunStore:
@@ -100,7 +111,8 @@ class RunStore:
             fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise NotFound(f"run {run_id} does not exist; `hone runs` lists them") from None
-        return Run(**{**fields, "state": RunState(fields["state"])})
+        alarms = tuple(RunAlarm(**alarm) for alarm in fields.get("alarms", ()))
+        return Run(**{**fields, "state": RunState(fields["state"]), "alarms": alarms})
 
     def all(self) -> list[Run]:
         """Returns every run, newest first."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from google.protobuf import json_format
@@ -9,8 +10,16 @@ from hone.learner.v1 import learner_pb2 as pb
 from hone.learner.v1 import learner_pb2_grpc
 
 from learner.adapters import AdapterStore
-from learner.convert import progress_to_proto, run_to_proto, step_to_proto
+from learner.checkpoints import LATEST
+from learner.convert import (
+    choice_from_proto,
+    export_piece_to_proto,
+    progress_to_proto,
+    run_to_proto,
+    step_to_proto,
+)
 from learner.datasets import DatasetStore, Kind
+from learner.exports import Exporter
 from learner.hub import Progress
 from learner.manager import RunManager
 from learner.runner import Tools, check_supported
@@ -36,10 +45,12 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
 
     def __init__(
         self,
+        *,
         manager: RunManager,
         store: RunStore,
         datasets: DatasetStore,
         adapters: AdapterStore,
+        exporter: Exporter,
         tools: Tools,
         max_dataset_bytes: int,
     ) -> None:
@@ -49,6 +60,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         self._store = store
         self._datasets = datasets
         self._adapters = adapters
+        self._exporter = exporter
         self._max_dataset_bytes = max_dataset_bytes
 
     async def UploadDataset(
@@ -116,15 +128,18 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             self._datasets.tasks(spec.data.train)
         if spec.algorithm == "evaluate" or (spec.reinforces and spec.eval.every_steps):
             self._datasets.tasks(spec.data.eval)
+        if spec.health.off_task:
+            self._datasets.sft_rows(spec.health.off_task)
 
     async def WatchRun(
         self, request: pb.WatchRunRequest, context: Any
     ) -> AsyncIterator[pb.WatchRunResponse]:
         """Follows a run."""
-        async for news in self._manager.hub(request.run_id).watch():
+        hub = self._manager.hub(request.run_id)
+        async for news in hub.watch():
             match news:
                 case Step():
-                    yield pb.WatchRunResponse(step=step_to_proto(news))
+                    yield pb.WatchRunResponse(step=step_to_proto(news, hub.run.alarms))
                 case Progress():
                     yield pb.WatchRunResponse(progress=progress_to_proto(news))
                 case Run():
@@ -138,10 +153,33 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         """Goes on with a run."""
         return pb.ResumeRunResponse(run=self._run(self._manager.resume(request.run_id)))
 
+    async def RollBackRun(
+        self, request: pb.RollBackRunRequest, context: Any
+    ) -> pb.RollBackRunResponse:
+        """Takes a run back to an earlier checkpoint."""
+        choice = choice_from_proto(request.checkpoint)
+        run, made = await self._manager.roll_back(request.run_id, choice, request.request_id)
+        return pb.RollBackRunResponse(
+            run=self._run(run), to_step=made.to_step, to_policy_version=made.to_version
+        )
+
+    async def ExportRun(
+        self, request: pb.ExportRunRequest, context: Any
+    ) -> AsyncIterator[pb.ExportRunResponse]:
+        """Sends what a run learned."""
+        run, _ = self._manager.get(request.run_id)
+        chosen = request.HasField("checkpoint")
+        choice = choice_from_proto(request.checkpoint) if chosen else LATEST
+        pieces = self._exporter.export(run, choice, merged=request.merged)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield export_piece_to_proto(piece)
+
     async def GetRun(self, request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:
         """Shows a run."""
         run, steps = self._manager.get(request.run_id)
-        return pb.GetRunResponse(run=self._run(run), steps=[step_to_proto(step) for step in steps])
+        told = [step_to_proto(step, run.alarms) for step in steps]
+        return pb.GetRunResponse(run=self._run(run), steps=told)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:
         """Lists runs."""

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from learner.ledger import StepLedger, is_silent
+from learner.repetition import repeated_share
 from trajectory.types import SHARED_ISOLATION, Masked, OutcomeKind, RolloutRecord, Scored
 
 
@@ -83,6 +84,7 @@ def _record_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
     return {
         "completions/mean_length": _mean(sampled),
         "completions/max_length": float(max(sampled)),
+        **_repetition(records),
         "turns/mean": _mean(len(record.turns) for record in records),
         "tool_calls/mean": _mean(calls),
         "tool_calls/failure_rate": failed_calls / max(1, sum(calls)),
@@ -91,6 +93,11 @@ def _record_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
         "tokens/nan_logprobs": float(sum(record.tokens.nan_logprob_count for record in records)),
         **{f"stop/{reason}": count / len(records) for reason, count in ends.items()},
     }
+
+
+def _repetition(records: Sequence[RolloutRecord]) -> dict[str, float]:
+    shares = [share for record in records if (share := repeated_share(record.tokens)) is not None]
+    return {"completions/repetition": _mean(shares)} if shares else {}
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -14,9 +14,11 @@ from hone.events.v1 import events_pb2
 from eventbus.bus import Delivery
 from eventbus.envelope import new_envelope
 from eventbus.memory_bus import MemoryBus
+from learner.alarms import Alarm
 from learner.jobs.context import JobContext
 from learner.ports import Restored, ScoredRollout
 from learner.runlog import BusRunLog
+from learner.runs import Step
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec
 from trajectory import convert
@@ -45,7 +47,8 @@ TASKS = [t.Task(task_id=f"t{i}", messages=(), reference={"answer": str(i)}) for 
 class World:
     """Answers every request as `behave` says.
 
-    `score`, `flat` (all members alike), `mask`, `infra`, `data`, `silent`, or `stale` and `future`: scored, but the
+    `score`, `=0.7` (this score), `flat` (all members alike),
+    `mask`, `infra`, `data`, `silent`, or `stale` and `future`: scored, but the
     policy that acted was a version older or newer than the one that was asked for.
     """
 
@@ -77,7 +80,7 @@ class World:
             if what == "mask":
                 judged.masked.reason = "unreadable"
             else:
-                judged.scored.score = 0.5 if what == "flat" else envelope.slot.sample_index / 2
+                judged.scored.score = _score(what, envelope.slot.sample_index)
             await self.tell(envelope, judged, "grader")
 
     async def tell(self, about: events_pb2.Envelope, payload: Any, source: str) -> None:
@@ -92,6 +95,12 @@ class World:
                 clock=time.time,
             )
         )
+
+
+def _score(what: str, sample_index: int) -> float:
+    if what.startswith("="):
+        return float(what[1:])
+    return 0.5 if what == "flat" else sample_index / 2
 
 
 def _finished(envelope: events_pb2.Envelope, shift: int) -> events_pb2.RolloutFinished:
@@ -123,6 +132,7 @@ class RecordingCore:
     def __init__(self, disk: dict[str, Restored]) -> None:
         self.disk = disk
         self.steps: list[list[list[ScoredRollout]]] = []
+        self.likelihoods = iter([-1.0] * 100)
 
     async def restore(self) -> Restored | None:
         return self.disk.get("last")
@@ -138,6 +148,9 @@ class RecordingCore:
         self, rows: Sequence[int], progress: Callable[[int, int], None]
     ) -> dict[str, float]:
         raise AssertionError("not a supervised run")
+
+    async def off_task(self, progress: Callable[[int, int], None]) -> float:
+        return next(self.likelihoods)
 
     async def save(self, restored: Restored) -> None:
         self.disk["last"] = restored
@@ -156,6 +169,8 @@ class Report:
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.metrics: list[Mapping[str, float]] = []
+        self.done: dict[int, Step] = {}
+        self.alarms: list[tuple[int, str]] = []
 
     def progress(self, step: int, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: None
@@ -163,6 +178,15 @@ class Report:
     def step_done(self, step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
         self.steps.append(step)
         self.metrics.append(metrics)
+        self.done[step] = Step(
+            step=step, policy_version=policy_version, end_time=0.0, metrics=metrics
+        )
+
+    def alarmed(self, step: int, alarms: Sequence[Alarm]) -> None:
+        self.alarms += [(step, alarm.kind) for alarm in alarms]
+
+    def history(self) -> list[Step]:
+        return [self.done[step] for step in sorted(self.done)]
 
 
 async def context(
@@ -186,6 +210,7 @@ async def context(
         stop=asyncio.Event(),
         folder=folder,
         monotonic=time.monotonic,
+        history=report.history,
         retry_seconds=0.0,
         life=life,
     )

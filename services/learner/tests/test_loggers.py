@@ -17,6 +17,7 @@ from logged import READERS, Points
 
 from eventbus.memory_bus import MemoryBus
 from learner.adapters import AdapterStore
+from learner.alarms import Alarm
 from learner.datasets import DatasetStore
 from learner.loggers.base import RunInfo
 from learner.loggers.board import Board
@@ -243,6 +244,9 @@ class Report:
 
     def progress(self, number: int, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: None
+
+    def alarmed(self, step: int, alarms: Sequence[Alarm]) -> None:
+        raise AssertionError(f"alarms in step {step}: {alarms}")
 
     def step_done(self, number: int, version: int, metrics: Mapping[str, float]) -> None:
         done = Step(step=number, policy_version=version, end_time=1.0, metrics=metrics)

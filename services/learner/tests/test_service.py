@@ -16,15 +16,25 @@ from hone.learner.v1 import learner_pb2 as pb
 from hone.learner.v1 import learner_pb2_grpc
 
 from learner.adapters import AdapterStore
+from learner.checkpoints import RolledBack, stored
 from learner.datasets import DatasetStore
+from learner.exports import Exporter
 from learner.manager import RunManager, RunReporter
 from learner.ports import Stopped
+from learner.rollback import Rollbacks
+from learner.runner import spec_of as read_spec
 from learner.runs import Run, RunState, RunStore, Step, write_atomically
 from learner.servicer import LearnerServicer
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec
 from servicekit.channels import connect
-from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
+from servicekit.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    Unavailable,
+)
 from servicekit.testing import running_server
 from trajectory.types import ToolDefinition
 
@@ -39,6 +49,8 @@ class Job:
         self.go = asyncio.Semaphore(0)
         self.fail: Exception | None = None
         self.ends: list[tuple[str, str]] = []
+        self.rolled_back: list[RolledBack] = []
+        self.log_away = False
 
     async def run(self, run: Run, report: RunReporter, stop: asyncio.Event) -> dict[str, float]:
         for step in range(run.step, 3):
@@ -56,6 +68,11 @@ class Job:
 
     async def announce_end(self, run: Run, spec_json: str) -> None:
         self.ends.append((run.run_id, run.state.value))
+
+    async def announce_rollback(self, run: Run, rolled: RolledBack) -> None:
+        if self.log_away:
+            raise Unavailable("the log is away")
+        self.rolled_back.append(rolled)
 
 
 class Tools:
@@ -76,11 +93,21 @@ class Learner:
         self.datasets = DatasetStore(folder / "datasets")
         self.adapters = AdapterStore(self.store)
         self.job = Job()
-        self.manager = RunManager(self.store, self.job.run, self.job.announce_end, time.time)
+        rollbacks = Rollbacks(self.store, self.adapters, self.job.announce_rollback, read_spec)
+        self.manager = RunManager(
+            self.store, self.job.run, self.job.announce_end, time.time, rollbacks
+        )
+        self.exporter = Exporter(self.store, folder / "models", read_spec)
 
     def add(self, server: grpc.aio.Server) -> None:
         servicer = LearnerServicer(
-            self.manager, self.store, self.datasets, self.adapters, Tools(), 10_000
+            manager=self.manager,
+            store=self.store,
+            datasets=self.datasets,
+            adapters=self.adapters,
+            exporter=self.exporter,
+            tools=Tools(),
+            max_dataset_bytes=10_000,
         )
         learner_pb2_grpc.add_LearnerServiceServicer_to_server(servicer, server)
 
@@ -353,3 +380,137 @@ async def test_bad_pairs_are_named_by_line(stub: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         await upload(stub, b'{"prompt": "x", "chosen": "a"}', pb.DATASET_KIND_PREFERENCES)
     assert any(field.startswith("line 1: rejected") for field in caught.value.violations)
+
+
+def kept_checkpoints(learner: Learner, run_id: str, *steps: int) -> Path:
+    """Writes what stands for checkpoints of a run, and for its result."""
+    folder = learner.store.folder(run_id)
+    for step in steps:
+        at = folder / "checkpoints" / f"step-{step:08d}"
+        at.mkdir(parents=True)
+        made = {"format": 1, "step": step, "policy_version": step, "state": {}}
+        (at / "state.json").write_text(json.dumps(made))
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    return folder / "checkpoints"
+
+
+async def complete(stub: Any, learner: Learner) -> str:
+    _, run = await started(stub)
+    for _ in range(3):
+        learner.job.go.release()
+    last = [r async for r in stub.WatchRun(pb.WatchRunRequest(run_id=run.run_id))][-1]
+    assert last.ended.state == pb.RUN_STATE_COMPLETED
+    return str(run.run_id)
+
+
+def going_back(run_id: str, **which: Any) -> pb.RollBackRunRequest:
+    return pb.RollBackRunRequest(
+        request_id=str(uuid.uuid4()), run_id=run_id, checkpoint=pb.CheckpointChoice(**which)
+    )
+
+
+async def test_complete_run_goes_back_and_can_be_resumed(stub: Any, learner: Learner) -> None:
+    run_id = await complete(stub, learner)
+    root = kept_checkpoints(learner, run_id, 1, 3)
+    request = going_back(run_id, step=1)
+    reply = await stub.RollBackRun(request)
+    assert (reply.to_step, reply.to_policy_version) == (1, 1)
+    assert reply.run.state == pb.RUN_STATE_STOPPED
+    assert reply.run.policy_version == 4
+    assert reply.run.step == 3
+    assert "after step 1" in reply.run.detail
+    assert [one.policy_version for one in stored(root)] == [4, 3, 1]
+    # Nobody starts from the weights that were given up.
+    with pytest.raises(NotFound, match="complete"):
+        learner.adapters.resolve(run_id)
+    late = [r async for r in stub.WatchRun(pb.WatchRunRequest(run_id=run_id))]
+    assert late[-1].ended.state == pb.RUN_STATE_STOPPED
+    again = await stub.RollBackRun(request)
+    assert again.run.policy_version == 4
+    assert {rolled.version for rolled in learner.job.rolled_back} == {4}
+    resumed = (await stub.ResumeRun(pb.ResumeRunRequest(run_id=run_id))).run
+    assert resumed.state == pb.RUN_STATE_RUNNING
+
+
+async def test_rollback_that_the_log_did_not_hear_of_is_told_by_the_same_request(
+    stub: Any, learner: Learner
+) -> None:
+    run_id = await complete(stub, learner)
+    root = kept_checkpoints(learner, run_id, 1, 3)
+    learner.job.log_away = True
+    request = going_back(run_id, step=1)
+    with pytest.raises(Unavailable):
+        await stub.RollBackRun(request)
+    stopped = (await stub.GetRun(pb.GetRunRequest(run_id=run_id))).run
+    assert stopped.state == pb.RUN_STATE_STOPPED
+    learner.job.log_away = False
+    assert (await stub.RollBackRun(request)).run.policy_version == 4
+    assert [one.policy_version for one in stored(root)] == [4, 3, 1]
+    assert [rolled.version for rolled in learner.job.rolled_back] == [4]
+
+
+async def test_rollback_that_cannot_be_leaves_the_run_as_it_was(
+    stub: Any, learner: Learner
+) -> None:
+    run_id = await complete(stub, learner)
+    with pytest.raises(FailedPrecondition, match="no checkpoint"):
+        await stub.RollBackRun(going_back(run_id, best=True))
+    kept_checkpoints(learner, run_id, 1, 3)
+    with pytest.raises(NotFound, match="after steps 1, 3 are"):
+        await stub.RollBackRun(going_back(run_id, step=2))
+    with pytest.raises(FailedPrecondition, match="newest"):
+        await stub.RollBackRun(going_back(run_id, latest=True))
+    with pytest.raises(InvalidArgument, match="step, best or latest"):
+        await stub.RollBackRun(going_back(run_id))
+    with pytest.raises(InvalidArgument, match="UUID"):
+        await stub.RollBackRun(
+            pb.RollBackRunRequest(run_id=run_id, request_id="x", checkpoint={"best": True})
+        )
+    with pytest.raises(NotFound):
+        await stub.RollBackRun(going_back("nobody", best=True))
+    assert (await stub.GetRun(pb.GetRunRequest(run_id=run_id))).run.state == pb.RUN_STATE_COMPLETED
+    assert learner.adapters.resolve(run_id) is not None
+
+
+async def test_run_that_is_going_is_not_rolled_back(stub: Any, learner: Learner) -> None:
+    _, run = await started(stub)
+    kept_checkpoints(learner, run.run_id, 0, 1)
+    with pytest.raises(FailedPrecondition, match="hone stop") as caught:
+        await stub.RollBackRun(going_back(run.run_id, step=0))
+    assert caught.value.reason == "RUN_ACTIVE"
+
+
+async def test_stop_is_idempotent_and_leaves_an_ended_run_as_it_is(
+    stub: Any, learner: Learner
+) -> None:
+    _, run = await started(stub)
+    request = pb.StopRunRequest(run_id=run.run_id)
+    first, second = await asyncio.gather(stub.StopRun(request), stub.StopRun(request))
+    assert first.run == second.run
+    assert (await stub.StopRun(request)).run == first.run
+    assert learner.job.ends == [(run.run_id, "stopped")]
+    other = await complete(stub, learner)
+    assert (await stub.StopRun(pb.StopRunRequest(run_id=other))).run.state == pb.RUN_STATE_COMPLETED
+    with pytest.raises(NotFound):
+        await stub.StopRun(pb.StopRunRequest(run_id="nobody"))
+
+
+async def test_start_that_is_repeated_after_the_end_is_the_same_run(
+    stub: Any, learner: Learner
+) -> None:
+    request, run = await started(stub)
+    await stub.StopRun(pb.StopRunRequest(run_id=run.run_id))
+    again = (await stub.StartRun(request)).run
+    assert (again.run_id, again.state) == (run.run_id, pb.RUN_STATE_STOPPED)
+    assert len(learner.store.all()) == 1
+
+
+async def test_run_without_weights_is_not_exported(stub: Any, learner: Learner) -> None:
+    run_id = await complete(stub, learner)
+    with pytest.raises(FailedPrecondition, match="no checkpoint") as caught:
+        _ = [r async for r in stub.ExportRun(pb.ExportRunRequest(run_id=run_id))]
+    assert caught.value.reason == "NO_CHECKPOINT"
+    with pytest.raises(NotFound):
+        _ = [r async for r in stub.ExportRun(pb.ExportRunRequest(run_id="nobody"))]
+    assert not list(learner.store.folder(run_id).glob(".export-*"))

@@ -137,6 +137,8 @@ class FakeLearner(learner_pb2_grpc.LearnerServiceServicer):
         self.break_after: int | None = None
         self.stop_asked = threading.Event()
         self.steps: dict[str, list[Any]] = {}
+        self.export: list[Any] = []
+        self.asked: list[Any] = []
 
     def UploadDataset(self, request_iterator: Any, context: Any) -> Any:
         requests = list(request_iterator)
@@ -176,6 +178,19 @@ class FakeLearner(learner_pb2_grpc.LearnerServiceServicer):
                 self.stop_asked.wait(10)
             else:
                 yield response
+
+    def ExportRun(self, request: Any, context: Any) -> Any:
+        self.asked.append(request)
+        if self.refusal is not None:
+            refuse(context, self.refusal)
+        yield from self.export
+
+    def RollBackRun(self, request: Any, context: Any) -> Any:
+        self.asked.append(request)
+        if self.refusal is not None:
+            refuse(context, self.refusal)
+        run = learner_pb2.Run(run_id=request.run_id, policy_version=7)
+        return learner_pb2.RollBackRunResponse(run=run, to_step=4, to_policy_version=4)
 
     def StopRun(self, request: Any, context: Any) -> Any:
         self.stop_asked.set()

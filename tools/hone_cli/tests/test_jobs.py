@@ -315,3 +315,38 @@ def test_bad_pair_is_named_by_file_and_line(suite: Any, pairs_file: Path) -> Non
     suite.write("pairs.jsonl", json.dumps(PAIR) + "\n" + json.dumps({**PAIR, "rejected": "2"}))
     assert suite.hone("dpo", "pairs.yaml") == 2
     assert "pairs.jsonl:2: rejected: found the same as chosen" in suite.err
+
+
+def test_alarms_are_shown_with_their_step_and_an_alarm_that_stopped_the_run_says_what_to_do(
+    suite: Any, run_file: Path
+) -> None:
+    raised = learner_pb2.Alarm(kind="reward_hacking", step=1, detail="reward/mean rose while ...")
+    second = step(1, reward__mean=0.75, alarms__reward_hacking=1.0)
+    second.step.alarms.append(raised)
+    detail = "stopped by an alarm in step 1: reward_hacking: reward/mean rose while ..."
+    end = ended(learner_pb2.RUN_STATE_STOPPED, detail)
+    end.ended.alarms.append(raised)
+    suite.learner.script = [step(0, reward__mean=0.5), second, end]
+    assert suite.hone("train", "run.yaml") == 1
+    assert "! reward_hacking (step 2): reward/mean rose while ..." in suite.out
+    assert "stopped by an alarm" in suite.err
+    assert "--rollback tiny-1" in suite.err
+    suite.learner.runs["tiny-1"] = end.ended
+    assert suite.hone("runs") == 0
+    assert "stopped !1" in suite.out
+    assert suite.hone("runs", "tiny-1") == 0
+    assert suite.out.count("! reward_hacking (step 2)") == 1
+
+
+def test_off_task_rows_are_checked_and_uploaded_as_sft_rows(suite: Any, run_file: Path) -> None:
+    suite.write("general.jsonl", '{"text": "Water boils at 100 degrees."}\n')
+    suite.learner.script = [ended(learner_pb2.RUN_STATE_COMPLETED)]
+    assert suite.hone("train", "run.yaml", "health.off_task=general.jsonl") == 0, suite.err
+    (spec,) = suite.learner.started
+    assert spec.health.off_task_dataset_id == "ds_2"
+    assert suite.learner.kinds[2] == learner_pb2.DATASET_KIND_SFT
+    suite.write("general.jsonl", '{"txt": "x"}\n')
+    assert suite.hone("train", "run.yaml", "health.off_task=general.jsonl") == 2
+    assert "general.jsonl:1" in suite.err
+    assert suite.hone("train", "run.yaml", "health.off_task=missing.jsonl") == 2
+    assert "health.off_task: there is no file missing.jsonl" in suite.err

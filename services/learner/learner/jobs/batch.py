@@ -1,7 +1,7 @@
 """What of a step's rollouts is trained on: scored, of a policy version that counts, and in a group that teaches."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from learner.ledger import Attempt, SlotState, StepLedger, is_silent
@@ -21,8 +21,10 @@ class StepBatch:
     metrics: dict[str, float]
 
 
-def step_batch(ledger: StepLedger, *, version: int, max_staleness: int) -> StepBatch:
-    """Returns the scored members by group.
+def step_batch(
+    ledger: StepLedger, *, version: int, max_staleness: int, left_out: Collection[str] = ()
+) -> StepBatch:
+    """Returns the scored members by group, without the rollouts that are left out.
 
     A rollout whose tokens are of a version older than `version - max_staleness`, or newer than `version`, has no vote:
     it is left out and counted. Where groups without spread were replaced, they are left out too.
@@ -40,6 +42,8 @@ def step_batch(ledger: StepLedger, *, version: int, max_staleness: int) -> StepB
             if made is None:
                 continue
             attempt, rollout = made
+            if rollout.rollout_id in left_out:
+                continue
             versions = {span.policy_version for span in _spans(attempt)}
             if versions and min(versions) < version - max_staleness:
                 too_stale.append(attempt.rollout_id)

@@ -1,15 +1,17 @@
 """What every kind of run is given."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from learner.alarms import Alarm
 from learner.collect import Collector, Limits, Progress
 from learner.facts import RunLog
 from learner.ledger import RetryBudget, StepLedger
 from learner.ports import Stopped
+from learner.runs import Step
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition, Unavailable
 
@@ -25,6 +27,10 @@ class Reporter(Protocol):
         """Tells that a step is trained and saved."""
         ...
 
+    def alarmed(self, step: int, alarms: Sequence[Alarm]) -> None:
+        """Tells of alarms that a step raised; told again, they stay one each."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
@@ -38,6 +44,8 @@ class JobContext:
     folder: Path
     """The run's own folder."""
     monotonic: Callable[[], float]
+    history: Callable[[], Sequence[Step]] = tuple
+    """Reads the steps that are done and told."""
     life: int = 0
     """How often someone resumed the run."""
     retry_seconds: float = 2.0

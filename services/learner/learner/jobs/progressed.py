@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from learner.checkpoints import RolledBack
 from learner.ports import Restored
 
 
@@ -19,6 +20,8 @@ class Progressed:
     """By step that is open: its tasks. Chosen before the steps ahead of it had put tasks into quarantine."""
     last: dict[str, Any] | None = None
     """The announcement of the step before, repeated after a restart."""
+    rollbacks: list[dict[str, Any]] = field(default_factory=list)
+    """As `learner.checkpoints` writes them."""
 
     def checkpoint(self) -> Restored:
         """Returns what goes into a checkpoint."""
@@ -27,8 +30,15 @@ class Progressed:
             "quarantined": list(self.quarantined),
             "planned": dict(self.planned),
             "last": self.last,
+            "rollbacks": self.rollbacks,
         }
         return Restored(step=self.step, policy_version=self.version, state=state)
+
+    @property
+    def rolled_back(self) -> RolledBack | None:
+        """That the weights of the next step came back, where no step was trained since."""
+        found = [RolledBack(**entry) for entry in self.rollbacks]
+        return found[-1] if found and found[-1].step == self.step else None
 
     @classmethod
     def from_checkpoint(cls, restored: Restored) -> "Progressed":

@@ -14,16 +14,21 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from learner.checkpoints import rollbacks_of
 from learner.collect import Filling
 from learner.facts import Policy
+from learner.health import alarm_figures
 from learner.jobs.batch import StepBatch, step_batch
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import evaluate
+from learner.jobs.nonfinite import NonFinite
 from learner.jobs.progressed import Progressed
 from learner.jobs.tracing import training_spans
+from learner.jobs.watch import Watch, packed, unpacked
 from learner.jobs.window import Window
 from learner.ports import TrainingCore
 from learner.statistics import rollout_metrics
+from learner.training.errors import NonFiniteStep
 from trajectory.types import Task
 
 log = logging.getLogger(__name__)
@@ -48,6 +53,8 @@ class ReinforcementJob:
         self._eval_tasks = eval_tasks
         self._collector = context.collector()
         self._window = Window(context, self._collector, tasks)
+        self._watch = Watch(context, core)
+        self._non_finite = NonFinite(context.folder, context.life)
 
     async def run(self) -> dict[str, float]:
         """Runs to the last step; returns the figures of that step.
@@ -63,7 +70,9 @@ class ReinforcementJob:
                 self._context.check_stop()
                 metrics = await self._step(at)
                 await self._publish(at.version)
-            return metrics | await self._evaluate_if_due(at, last=True)
+            final = await self._measure(at, last=True)
+            self._watch.tell(at.step, self._watch.judge(at.version, final))
+            return metrics | final
 
     async def _begin(self) -> Progressed:
         restored = await self._core.restore()
@@ -74,6 +83,9 @@ class ReinforcementJob:
         at = Progressed.from_checkpoint(restored)
         if at.last is not None:
             await self._announce(at)
+        if at.rolled_back is not None:
+            await self._context.log.rolled_back(at.rolled_back)
+        self._watch.begin(rollbacks_of(restored.state))
         return at
 
     async def _publish(self, version: int) -> None:
@@ -89,7 +101,7 @@ class ReinforcementJob:
 
     async def _step(self, at: Progressed) -> dict[str, float]:
         context = self._context
-        metrics = await self._evaluate_if_due(at)
+        metrics = await self._measure(at)
         filling = await self._window.advance(at)
         metrics |= await self._await_rollouts(filling, at.step)
         context.check_losses(filling.ledger)
@@ -98,19 +110,28 @@ class ReinforcementJob:
             filling.ledger,
             version=at.version,
             max_staleness=context.spec.train.max_staleness,
+            left_out=self._non_finite.left_out(at.step),
         )
         metrics |= batch.metrics | await self._train(at.step, batch)
         poison = filling.ledger.poison_tasks()
         at.quarantined += [task for task in poison if task not in at.quarantined]
         metrics["tasks/quarantined"] = float(len(at.quarantined))
-        at.last = {"rollout_ids": [a.rollout_id for a in batch.attempts], "metrics": metrics}
+        alarms = self._watch.judge(at.version, metrics)
+        metrics |= alarm_figures(alarms)
         self._window.trained(at)
         at.step += 1
         at.version += 1
+        at.last = {
+            "rollout_ids": [attempt.rollout_id for attempt in batch.attempts],
+            "metrics": metrics,
+            "version": at.version,
+            "alarms": packed(alarms),
+        }
         await self._core.save(at.checkpoint())
         await self._announce(at)
         figures = {name: round(metrics[name], 4) for name in SHOWN if name in metrics}
         log.info("step trained", extra={"run_id": context.run_id, "step": at.step - 1, **figures})
+        self._watch.check(at.step - 1, alarms)
         return metrics
 
     async def _await_rollouts(self, filling: Filling, step: int) -> dict[str, float]:
@@ -130,14 +151,27 @@ class ReinforcementJob:
         context = self._context
         began = context.monotonic()
         with training_spans(context.run_id, step, batch.attempts):
-            metrics = await self._core.rollout_step(
-                batch.groups, context.report.progress(step, "training")
-            )
+            try:
+                metrics = await self._core.rollout_step(
+                    batch.groups, context.report.progress(step, "training")
+                )
+            except NonFiniteStep as error:
+                ids = [attempt.rollout_id for attempt in batch.attempts]
+                raise self._non_finite.failure(step, "rollouts", ids, error) from error
         return metrics | {"time/train_seconds": context.monotonic() - began}
+
+    async def _measure(self, at: Progressed, *, last: bool = False) -> dict[str, float]:
+        """Returns figures of the policy on held-out tasks and off-task rows, where they are due."""
+        evaluated = await self._evaluate_if_due(at, last=last)
+        return evaluated | await self._watch.off_task(at.step, last=last)
 
     async def _evaluate_if_due(self, at: Progressed, *, last: bool = False) -> dict[str, float]:
         every = self._context.spec.eval.every_steps
         if not every or not self._eval_tasks or (at.step % every and not last):
+            return {}
+        if at.rolled_back is not None:
+            # The slots of this step's evaluation belong to the weights that were given up; those that came back were
+            # measured when they were new.
             return {}
         figures = await evaluate(self._context, self._collector, self._eval_tasks, step=at.step)
         seconds = figures.pop("time/evaluate_seconds")
@@ -148,5 +182,8 @@ class ReinforcementJob:
     async def _announce(self, at: Progressed) -> None:
         assert at.last is not None
         step, metrics = at.step - 1, at.last["metrics"]
-        await self._context.log.trained(step, at.version, at.last["rollout_ids"], metrics)
-        self._context.report.step_done(step, at.version, metrics)
+        # The run has another version after a rollback; older checkpoints hold neither version nor alarms.
+        version = at.last.get("version", at.version)
+        await self._context.log.trained(step, version, at.last["rollout_ids"], metrics)
+        self._watch.tell(step, unpacked(at.last.get("alarms", ())))
+        self._context.report.step_done(step, version, metrics)

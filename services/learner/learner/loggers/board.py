@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from learner.alarms import Alarm
 from learner.jobs.context import Reporter
 from learner.loggers.base import MetricsLogger
 from learner.runs import Step
@@ -112,6 +113,10 @@ class LoggedReporter:
     def progress(self, step: int, stage: str) -> Callable[[int, int], None]:
         """Goes to the watchers."""
         return self._report.progress(step, stage)
+
+    def alarmed(self, step: int, alarms: Sequence[Alarm]) -> None:
+        """Goes to the watchers; loggers see the figures of the step."""
+        self._report.alarmed(step, alarms)
 
     def step_done(self, step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
         """Goes to the watchers, whose file counts, and then to the loggers."""

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from learner.checkpoints import prune
 from learner.training.lora import LoraPolicy
 from learner.training.trainer import Trainer
 from modelstore.resolve import staged_folder
@@ -76,7 +77,7 @@ DAMAGE = (
 def save_checkpoint(
     root: Path, trainer: Trainer, state: Mapping[str, Any], *, keep: int = 2
 ) -> Checkpoint:
-    """Writes where the trainer stands, then removes all but the newest `keep` checkpoints.
+    """Writes where the trainer stands, then removes all but the newest `keep` checkpoints and the best.
 
     A checkpoint of the same step is replaced. With several ranks all call it; the first one moves the folder in place.
     """
@@ -103,8 +104,7 @@ def save_checkpoint(
         torch.save(torch.get_rng_state(), staging / RANDOM)
         (staging / STATE).write_text(json.dumps(found, indent=1), encoding="utf-8")
     _sweep(root)
-    for old in _folders(root)[keep:]:
-        shutil.rmtree(old)
+    prune(root, keep)
     ranks.tell("")
     return _read(target)
 

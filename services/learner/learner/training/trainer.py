@@ -168,6 +168,21 @@ class Trainer:
         loss = updates.measure()
         return {"loss": loss} | compared(work, updates.memory)
 
+    def measure_rows(
+        self,
+        rows: Sequence[MaskedRow],
+        *,
+        progress: Progress | None = None,
+        stop: Event | None = None,
+    ) -> float:
+        """Returns the mean log-probability of the policy tokens of all rows, in nats; nothing is learned.
+
+        Raises:
+            Stopped: `stop` was set. ValueError: a row cannot be scored.
+        """
+        work = self._work(sft_batch(rows), Sft(), temperature=1.0, num_updates=1)
+        return -self._updates(work, Watch(progress=progress, stop=stop)).measure()
+
     def _comparison(self, pairs: Sequence[Pair]) -> StepWork:
         found = self.settings.preferences
         algorithm = Dpo(found) if isinstance(found, DpoSettings) else RewardModel()

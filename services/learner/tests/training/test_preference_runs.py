@@ -16,6 +16,7 @@ from google.protobuf import json_format
 
 from eventbus.memory_bus import MemoryBus
 from learner.adapters import AdapterStore
+from learner.alarms import Alarm
 from learner.cores import TorchCore
 from learner.datasets import DatasetStore
 from learner.ports import Stopped
@@ -67,6 +68,9 @@ class Report:
     def progress(self, step: int, stage: str) -> Callable[[int, int], None]:
         self.stages.add(stage)
         return lambda done, total: None
+
+    def alarmed(self, step: int, alarms: Sequence[Alarm]) -> None:
+        raise AssertionError(f"alarms in step {step}: {alarms}")
 
     def step_done(self, step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
         self.metrics.append(metrics)

@@ -19,7 +19,10 @@ def figures(job: Job) -> dict[str, object]:
         per_step = spec.train.batch_size * spec.train.group_size
         found["rollouts_per_step"] = per_step
         found["rollouts"] = per_step * spec.train.max_steps
-        found["max_rollouts_in_flight"] = per_step * (spec.train.max_staleness + 1)
+        resampled = spec.train.max_resampled_groups * spec.train.group_size
+        if resampled:
+            found["max_resampled_rollouts_per_step"] = resampled
+        found["max_rollouts_in_flight"] = (per_step + resampled) * (spec.train.max_staleness + 1)
     if not spec.rolls_out and job.train is not None:
         seen = spec.train.batch_size * spec.train.max_steps
         found["rows_seen"] = seen

@@ -1,5 +1,6 @@
 """One run through every service: scripted agents, a tiny model that really trains, and what can be seen afterwards."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import pytest
 
 from conftest import write_job
+from hone_cli.addresses import AddressBook
+from hone_cli.queries import get_rollout
 from suite import Suite
 
 pytestmark = pytest.mark.slow
@@ -108,6 +111,35 @@ def test_stored_rollouts_are_graded_by_code_in_boxes(
     )
     assert found["summary"]["num_scored"] == 4, found
     assert found["summary"]["score"]["value"] == 0.5
+
+
+def test_estimate_of_a_run_is_what_the_run_took(
+    scripted_suite: Suite, trained: str, tiny_model: Path
+) -> None:
+    job = write_job(scripted_suite.folder, tiny_model)
+    found = scripted_suite.hone("train", str(job), "--dry-run", "--json")["estimate"]
+    listed = rollouts(scripted_suite, trained)
+    assert found["rollouts"] == len(listed) == 36
+    sampled = sum(int(row["sampled_token_count"]) for row in listed)
+    assert found["sampled_tokens"]["least"] <= sampled <= found["sampled_tokens"]["most"]
+    records = asyncio.run(_records(scripted_suite, [row["rollout_id"] for row in listed]))
+    rows = [row for record in records for row in record.tokens.rows]
+    taken = sum(len(row.token_ids) for row in rows)
+    assert found["tokens"]["least"] <= taken <= found["tokens"]["most"]
+    # Scripts say the same again, so the earlier run tells this one's tokens but for the results of tools.
+    assert sampled == pytest.approx(found["sampled_tokens"]["expected"], rel=0.01)
+    assert found["tokens"]["expected"] == pytest.approx(
+        sum(sum(row.loss_mask) for row in rows)
+        + sum(list(row.loss_mask).index(True) for row in rows),
+        rel=0.01,
+    )
+    assert any(trained in text for text in found["assumptions"])
+    assert found["seconds"] > 0
+
+
+async def _records(suite: Suite, rollout_ids: list[str]) -> list[Any]:
+    book = AddressBook(folder=suite.folder, environ={})
+    return [(await get_rollout(book, rollout_id)).record for rollout_id in rollout_ids]
 
 
 def test_evaluation_measures_without_training(scripted_suite: Suite, tiny_model: Path) -> None:

@@ -1,10 +1,14 @@
 """What --dry-run prints: the run as it would start, and what it amounts to."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 
 import yaml
 
+from hone_cli.estimate import Estimate, Range
 from hone_cli.jobs import Job
+from hone_cli.text import number, span
 
 
 def figures(job: Job) -> dict[str, object]:
@@ -55,12 +59,13 @@ def warnings(job: Job) -> list[str]:
     return found
 
 
-def as_json(job: Job, grader: str) -> str:
+def as_json(job: Job, grader: str, estimate: Estimate, missing: Sequence[str]) -> str:
     """For programs."""
     return json.dumps(
         {
             "spec": job.run.spec.model_dump(mode="json", exclude_none=True),
             "figures": figures(job),
+            "estimate": asdict(estimate) | {"assumptions": [*estimate.assumptions, *missing]},
             "grader": grader,
             "agreement": job.agreement.summary if job.agreement else None,
             "warnings": warnings(job),
@@ -69,7 +74,7 @@ def as_json(job: Job, grader: str) -> str:
     )
 
 
-def as_text(job: Job, grader: str) -> str:
+def as_text(job: Job, grader: str, estimate: Estimate, missing: Sequence[str]) -> str:
     """For people: the whole run file with its defaults filled in, then what it amounts to."""
     spec = job.run.spec.model_dump(mode="json", exclude_none=True)
     lines = [yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=100).rstrip(), ""]
@@ -78,6 +83,31 @@ def as_text(job: Job, grader: str) -> str:
     lines.append(f"# grader: {grader}")
     if job.agreement is not None:
         lines.append(f"# agreement: {job.agreement.summary}")
+    lines += [f"# {text}" for text in _estimated(estimate)]
+    assumed = [*estimate.assumptions, *missing]
+    lines += [f"# assumed: {text}".replace("\n", "\n#") for text in assumed]
     lines += [f"# warning: {text}".replace("\n", "\n#") for text in warnings(job)]
     lines.append("# nothing was started (--dry-run)")
     return "\n".join(lines)
+
+
+def _estimated(found: Estimate) -> list[str]:
+    lines = []
+    if found.rollouts:
+        of = f", {found.evaluations} evaluations included" if found.evaluations > 1 else ""
+        lines.append(f"estimate of rollouts in all: {found.rollouts}{of}")
+    if found.tokens is not None:
+        lines.append(f"estimate of tokens: {_range(found.tokens)}")
+    if found.sampled_tokens is not None:
+        lines.append(f"estimate of sampled tokens: {_range(found.sampled_tokens)}")
+    if found.seconds is not None:
+        lines.append(f"estimate of time: {span(found.seconds)}")
+    if found.memory_bytes is not None:
+        lines.append(f"estimate of memory: {number(found.memory_bytes / 1e9)} GB")
+    if found.cost is not None:
+        lines.append(f"estimate of money: {found.cost:.2f}")
+    return lines
+
+
+def _range(found: Range) -> str:
+    return f"{found.expected:,.0f}, from {found.least:,.0f} to {found.most:,.0f}"

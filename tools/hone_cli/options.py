@@ -19,6 +19,26 @@ AsJson = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything and print what would run.")
 ]
+PricePerHour = Annotated[
+    float | None,
+    typer.Option(
+        "--price-per-hour",
+        min=0,
+        metavar="MONEY",
+        help="What the machine costs, for the estimate of --dry-run.",
+        rich_help_panel="Estimate",
+    ),
+]
+PricePerTokens = Annotated[
+    float | None,
+    typer.Option(
+        "--price-per-million-tokens",
+        min=0,
+        metavar="MONEY",
+        help="What tokens cost, for the estimate of --dry-run.",
+        rich_help_panel="Estimate",
+    ),
+]
 Detach = Annotated[
     bool, typer.Option("--detach", help="Start the run and leave; watch it with `hone runs`.")
 ]

@@ -110,6 +110,24 @@ def staged_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def packaged_file(name: str) -> Path:
+    """Returns the file that a package carries.
+
+    Raises:
+        ModelUnusableError: there is no such package, or it is not installed.
+    """
+    return _known_package(name)[0]
+
+
+def converted_folder(name: str, cache_dir: Path) -> Path:
+    """Returns where a packaged model lies once it was converted.
+
+    Raises:
+        ModelUnusableError: there is no such package, or it is not installed.
+    """
+    return cache_dir / f"{name}-{_known_package(name)[1]}"
+
+
 def _known_package(name: str) -> tuple[Path, str]:
     """Returns the file that a package carries and the package's version."""
     packaged = PACKAGED_MODELS.get(name)
@@ -121,8 +139,8 @@ def _known_package(name: str) -> tuple[Path, str]:
 
 
 def _resolve_package(name: str, cache_dir: Path) -> Path:
-    gguf_file, version = _known_package(name)
-    target = cache_dir / f"{name}-{version}"
+    gguf_file = packaged_file(name)
+    target = converted_folder(name, cache_dir)
 
     def convert() -> None:
         # Imported here so that finding a converted model never loads torch.

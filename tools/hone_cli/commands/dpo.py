@@ -1,7 +1,16 @@
 """`hone dpo`: learn from pairs of responses."""
 
 from hone_cli.commands.running import start_and_follow
-from hone_cli.options import AsJson, Detach, DryRun, Endpoint, Overrides, RunFile
+from hone_cli.options import (
+    AsJson,
+    Detach,
+    DryRun,
+    Endpoint,
+    Overrides,
+    PricePerHour,
+    PricePerTokens,
+    RunFile,
+)
 
 
 def dpo(
@@ -11,6 +20,8 @@ def dpo(
     as_json: AsJson = False,
     endpoint: Endpoint = None,
     detach: Detach = False,
+    price_per_hour: PricePerHour = None,
+    price_per_million_tokens: PricePerTokens = None,
 ) -> None:
     """Train the agent on the pairs that RUN.yaml names: the chosen response likelier, the rejected one less (DPO).
 
@@ -24,4 +35,6 @@ def dpo(
         as_json=as_json,
         endpoint=endpoint,
         detach=detach,
+        price_per_hour=price_per_hour,
+        price_per_million_tokens=price_per_million_tokens,
     )

@@ -1,7 +1,16 @@
 """`hone evaluate`: measure a policy."""
 
 from hone_cli.commands.running import start_and_follow
-from hone_cli.options import AsJson, Detach, DryRun, Endpoint, Overrides, RunFile
+from hone_cli.options import (
+    AsJson,
+    Detach,
+    DryRun,
+    Endpoint,
+    Overrides,
+    PricePerHour,
+    PricePerTokens,
+    RunFile,
+)
 
 
 def evaluate(
@@ -11,6 +20,8 @@ def evaluate(
     as_json: AsJson = False,
     endpoint: Endpoint = None,
     detach: Detach = False,
+    price_per_hour: PricePerHour = None,
+    price_per_million_tokens: PricePerTokens = None,
 ) -> None:
     """Measure a policy on the evaluation tasks of RUN.yaml, without training it.
 
@@ -25,4 +36,6 @@ def evaluate(
         as_json=as_json,
         endpoint=endpoint,
         detach=detach,
+        price_per_hour=price_per_hour,
+        price_per_million_tokens=price_per_million_tokens,
     )

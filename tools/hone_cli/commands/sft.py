@@ -1,7 +1,16 @@
 """`hone sft`: imitate conversations."""
 
 from hone_cli.commands.running import start_and_follow
-from hone_cli.options import AsJson, Detach, DryRun, Endpoint, Overrides, RunFile
+from hone_cli.options import (
+    AsJson,
+    Detach,
+    DryRun,
+    Endpoint,
+    Overrides,
+    PricePerHour,
+    PricePerTokens,
+    RunFile,
+)
 
 
 def sft(
@@ -11,6 +20,8 @@ def sft(
     as_json: AsJson = False,
     endpoint: Endpoint = None,
     detach: Detach = False,
+    price_per_hour: PricePerHour = None,
+    price_per_million_tokens: PricePerTokens = None,
 ) -> None:
     """Teach the model by example: train on the conversations that RUN.yaml names.
 
@@ -24,4 +35,6 @@ def sft(
         as_json=as_json,
         endpoint=endpoint,
         detach=detach,
+        price_per_hour=price_per_hour,
+        price_per_million_tokens=price_per_million_tokens,
     )

@@ -7,7 +7,15 @@ import typer
 
 from hone_cli.commands.running import start_and_follow
 from hone_cli.errors import USAGE, CliError
-from hone_cli.options import AsJson, Detach, DryRun, Endpoint, Overrides
+from hone_cli.options import (
+    AsJson,
+    Detach,
+    DryRun,
+    Endpoint,
+    Overrides,
+    PricePerHour,
+    PricePerTokens,
+)
 
 
 def train(
@@ -39,6 +47,8 @@ def train(
     as_json: AsJson = False,
     endpoint: Endpoint = None,
     detach: Detach = False,
+    price_per_hour: PricePerHour = None,
+    price_per_million_tokens: PricePerTokens = None,
 ) -> None:
     """Let the agent act on the tasks of RUN.yaml and train it on the rewards.
 
@@ -68,6 +78,8 @@ def train(
         as_json=as_json,
         endpoint=endpoint,
         detach=detach,
+        price_per_hour=price_per_hour,
+        price_per_million_tokens=price_per_million_tokens,
     )
 
 

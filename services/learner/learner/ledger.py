@@ -82,10 +82,12 @@ class StepLedger:
         budget: RetryBudget,
         *,
         reserve: Mapping[Slot, str] | None = None,
+        versions: range | None = None,
     ) -> None:
         """Starts with every slot (and its task_id) unrequested.
 
         The groups of `reserve`, whose indices follow on, join in order: one for each group that closes without spread.
+        An attempt counts only if every token of it was sampled by one of the policy `versions`; None means by any.
         """
         self._budget = budget
         self.slots = _states(slots)
@@ -96,6 +98,11 @@ class StepLedger:
         self.late_ignored = 0
         self.resampled_groups = 0
         """Groups of the reserve that joined."""
+        self._versions = versions
+        self.too_stale = 0
+        """Attempts that were scored and do not count, because an older policy acted than may be learned from."""
+        self.unknown_version = 0
+        """The same for a newer policy than there will be when the step is trained."""
 
     def fold_requested(self, slot: Slot, rollout_id: str, attempt: int) -> None:
         """An attempt was requested; repeats of the same event change nothing."""
@@ -141,10 +148,29 @@ class StepLedger:
             # A judgement can overtake the record only within one fetch; it counts once the record is there.
             self._pending_outcomes[rollout_id] = (outcome, context)
             return
+        if isinstance(outcome, Scored) and attempt.record is not None:
+            outcome = self._refused(attempt.record) or outcome
         attempt.outcome = outcome
         attempt.judged_in = context
         if self._reserve:
             self._replace_if_silent(state.slot.group_index)
+
+    def _refused(self, record: RolloutRecord) -> Failure | None:
+        """Returns a failure of ours where the policy that acted does not count; the slot is tried again."""
+        acted = {span.policy_version for row in record.tokens.rows for span in row.spans}
+        odd = sorted(acted - set(self._versions)) if self._versions is not None else []
+        if self._versions is None or not odd:
+            return None
+        if odd[0] < self._versions.start:
+            self.too_stale += 1
+        else:
+            self.unknown_version += 1
+        return Failure(
+            kind=FailureKind.INTERNAL,
+            retryable=True,
+            attributable=Attribution.INFRA,
+            detail=f"policy version {odd[0]} acted; {self._versions.start} to {self._versions[-1]} count",
+        )
 
     def _replace_if_silent(self, group_index: int) -> None:
         group = [s for s in self.slots.values() if s.slot.group_index == group_index]

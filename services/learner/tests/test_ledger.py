@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -203,3 +204,26 @@ def test_group_of_the_reserve_that_another_life_asked_for_joins_though_its_cause
     assert len(step.in_flight) == 1
     play(step, 0, (1.0, 1.0))
     assert step.resampled_groups == 2
+
+
+@pytest.mark.parametrize(("acted", "counts"), [(2, False), (3, True), (4, True), (5, False)])
+def test_attempt_counts_only_with_a_policy_version_that_may_be_learned_from(
+    acted: int, counts: bool
+) -> None:
+    step = StepLedger({slot(0): "a"}, BUDGET, versions=range(3, 5))
+    row = t.TokenRow(
+        token_ids=(1, 2, 3),
+        loss_mask=(False, True, True),
+        logprobs=(0.0, -0.5, -0.5),
+        spans=(
+            t.TokenSpan(start=1, end=2, turn=0, policy_version=3),
+            t.TokenSpan(start=2, end=3, turn=1, policy_version=acted),
+        ),
+    )
+    tokens = t.TokenRecord(rows=(row,), sampling=t.SamplingParams())
+    step.fold_requested(slot(0), "r0", 0)
+    step.fold_outcome("r0", scored())
+    step.fold_finished("r0", replace(record(), tokens=tokens))
+    assert bool(step.scored()) is counts
+    assert [w.attempt for w in step.wanted()] == ([] if counts else [1])
+    assert (step.too_stale, step.unknown_version) == (int(acted < 3), int(acted > 4))

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,19 +138,34 @@ async def test_synchronous_run_asks_for_a_step_only_when_the_one_before_is_train
     ("what", "figure"),
     [("stale", "rollouts/too_stale"), ("future", "rollouts/unknown_version")],
 )
-async def test_rollout_of_a_version_that_does_not_count_is_counted_and_not_trained(
+async def test_rollout_of_a_version_that_does_not_count_is_counted_and_its_slot_tried_again(
     bus: MemoryBus, tmp_path: Path, what: str, figure: str
 ) -> None:
     def behave(envelope: events_pb2.Envelope) -> str:
         odd = envelope.slot.step == 1 and envelope.slot.sample_index == 0
-        return what if odd else "score"
+        return what if odd and envelope.attempt == 0 else "score"
 
     core, report = RecordingCore({}), Report()
     run_spec = spec(max_steps=2, group_size=3)
     job = ReinforcementJob(await context(bus, run_spec, tmp_path, report), core, TASKS, [])
     await with_world(bus, behave, job.run())
     assert [m[figure] for m in report.metrics] == [0.0, 2.0]
+    assert [[len(group) for group in step] for step in core.steps] == [[3, 3], [3, 3]]
+    assert_exact(await events(bus), steps=2, max_staleness=0)
+
+
+async def test_engine_that_only_acts_with_old_weights_never_has_a_vote(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    def behave(envelope: events_pb2.Envelope) -> str:
+        return "stale" if envelope.slot.step == 1 and envelope.slot.sample_index == 0 else "score"
+
+    core, report = RecordingCore({}), Report()
+    run_spec = spec(max_steps=2, group_size=3)
+    job = ReinforcementJob(await context(bus, run_spec, tmp_path, report), core, TASKS, [])
+    await with_world(bus, behave, job.run())
     assert [[len(group) for group in step] for step in core.steps] == [[3, 3], [2, 2]]
+    assert report.metrics[1]["rollouts/abandoned"] == 2.0
 
 
 async def test_groups_without_spread_are_replaced_by_groups_of_other_tasks(
@@ -308,3 +324,52 @@ async def test_run_that_dies_again_and_again_goes_on_exactly(
 
     await with_world(bus, restless(seed), lives())
     assert_exact(await events(bus), steps=6, max_staleness=max_staleness)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_rollouts_of_weights_that_were_given_up_are_made_again(
+    bus: MemoryBus, tmp_path: Path, max_staleness: int
+) -> None:
+    train = {"max_steps": 4, "max_staleness": max_staleness}
+    disk: dict[str, Restored] = {}
+    saves = 0
+
+    class Stops(RecordingCore):
+        async def rollout_step(self, *args: Any) -> dict[str, float]:
+            if saves == 2:
+                fate.died.set()
+                await asyncio.Event().wait()
+            return await super().rollout_step(*args)
+
+        async def save(self, restored: Restored) -> None:
+            nonlocal saves
+            saves = restored.step
+            await super().save(restored)
+
+    fate = Fate(0)
+    made = await context(bus, spec(**train), tmp_path, Report())
+
+    async def lives() -> None:
+        # The first life ends when every rollout of step 2 is there; then the run is taken back.
+        work = asyncio.create_task(ReinforcementJob(made, Stops(disk), TASKS, []).run())
+        await fate.died.wait()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        last = disk["last"]
+        assert last.step == 2
+        gap = max_staleness + 1
+        disk["last"] = replace(last, policy_version=last.policy_version + gap)
+        again = await context(bus, spec(**train), tmp_path, report)
+        await ReinforcementJob(again, core, TASKS, []).run()
+
+    core, report = RecordingCore(disk), Report()
+    await with_world(bus, always("score"), lives())
+    acted = {
+        e.rollout_id: e.rollout_requested.policy_version
+        for e in await events(bus)
+        if e.HasField("rollout_requested")
+    }
+    assert [[len(group) for group in step] for step in core.steps] == [[2, 2], [2, 2]]
+    trained = [r.rollout_id for step in core.steps for group in step for r in group]
+    assert {acted[i] for i in trained} <= {2 + max_staleness + 1, 2 + max_staleness + 2}
+    assert report.metrics[-2]["rollouts/too_stale"] == 4.0

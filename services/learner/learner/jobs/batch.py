@@ -1,14 +1,11 @@
-"""What of a step's rollouts is trained on: scored, of a policy version that counts, and in a group that teaches."""
+"""What of a step's rollouts is trained on, and how stale it is."""
 
-import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from learner.ledger import Attempt, SlotState, StepLedger, is_silent
 from learner.ports import ScoredRollout
 from trajectory.types import Scored, StopReason, TokenSpan
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,48 +18,23 @@ class StepBatch:
     metrics: dict[str, float]
 
 
-def step_batch(
-    ledger: StepLedger, *, version: int, max_staleness: int, left_out: Collection[str] = ()
-) -> StepBatch:
+def step_batch(ledger: StepLedger, *, version: int, left_out: Collection[str] = ()) -> StepBatch:
     """Returns the scored members by group, without the rollouts that are left out.
 
-    A rollout whose tokens are of a version older than `version - max_staleness`, or newer than `version`, has no vote:
-    it is left out and counted. Where groups without spread were replaced, they are left out too.
+    Where groups without spread were replaced, they are left out too. `version` is that of the weights to be updated.
     """
     groups: list[list[ScoredRollout]] = []
     attempts: list[Attempt] = []
-    too_stale: list[str] = []
-    unknown: list[str] = []
     for states in ledger.groups():
         if ledger.resampled_groups and is_silent(states):
             continue
-        group: list[ScoredRollout] = []
-        for state in states:
-            made = _scored_rollout(state)
-            if made is None:
-                continue
-            attempt, rollout = made
-            if rollout.rollout_id in left_out:
-                continue
-            versions = {span.policy_version for span in _spans(attempt)}
-            if versions and min(versions) < version - max_staleness:
-                too_stale.append(attempt.rollout_id)
-            elif versions and max(versions) > version:
-                unknown.append(attempt.rollout_id)
-            else:
-                group.append(rollout)
-                attempts.append(attempt)
-        groups.append(group)
-    for what, ids in (("older than allowed", too_stale), ("not known yet", unknown)):
-        if ids:
-            log.warning(
-                "rollouts are not trained on, their policy version is %s",
-                what,
-                extra={"rollout_ids": ids, "policy_version": version},
-            )
+        members = [made for state in states if (made := _member(state)) is not None]
+        kept = [made for made in members if made[0].rollout_id not in left_out]
+        groups.append([rollout for _, rollout in kept])
+        attempts += [attempt for attempt, _ in kept]
     metrics = {
-        "rollouts/too_stale": float(len(too_stale)),
-        "rollouts/unknown_version": float(len(unknown)),
+        "rollouts/too_stale": float(ledger.too_stale),
+        "rollouts/unknown_version": float(ledger.unknown_version),
         "groups/resampled": float(ledger.resampled_groups),
     }
     return StepBatch(
@@ -70,7 +42,7 @@ def step_batch(
     )
 
 
-def _scored_rollout(state: SlotState) -> tuple[Attempt, ScoredRollout] | None:
+def _member(state: SlotState) -> tuple[Attempt, ScoredRollout] | None:
     attempt = state.current
     if attempt is None or attempt.record is None or not isinstance(attempt.outcome, Scored):
         return None

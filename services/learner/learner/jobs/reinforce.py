@@ -109,7 +109,6 @@ class ReinforcementJob:
         batch = step_batch(
             filling.ledger,
             version=at.version,
-            max_staleness=context.spec.train.max_staleness,
             left_out=self._non_finite.left_out(at.step),
         )
         metrics |= batch.metrics | await self._train(at.step, batch)

@@ -47,12 +47,15 @@ class Window:
         tasks = [self._by_id[task_id] for task_id in planned]
         chosen, reserve = tasks[: train.batch_size], tasks[train.batch_size :]
         run_id, size = context.run_id, train.group_size
+        # Every step until then makes one version.
+        version = at.version + step - at.step
         ledger = StepLedger(
             slots_of_step(run_id, Phase.TRAIN, step, chosen, size),
             context.budget(),
             reserve=slots_of_step(
                 run_id, Phase.TRAIN, step, reserve, size, first_group=len(chosen)
             ),
+            versions=range(version - train.max_staleness, version + 1),
         )
         await context.log.planned(Phase.TRAIN, step, [task.task_id for task in chosen], size)
         return self._collector.open((Phase.TRAIN, step), ledger, self._by_id)

@@ -207,6 +207,8 @@ class TrainSpec(Section):
     """Save a checkpoint every this many steps: sft, dpo, reward_model. Runs with rollouts save after every update."""
     weights: Literal["lora", "full"] = "lora"
     """What is trained: an adapter over the frozen model, or every weight (default learning rates are then a tenth)."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Processes of the learner's machine that train together, each with a part of the weights; with GPUs one each."""
     keep_checkpoints: int = Field(default=2, ge=1, le=10_000)
     """Newest checkpoints that are kept, besides the best one by held-out reward, or training reward without it."""
 

@@ -9,4 +9,9 @@ class NonFiniteStep(ArithmeticError):
     def __init__(self, what: str, rollout_ids: Sequence[str] = ()) -> None:
         """Says what was not finite, and which rollouts were in the step."""
         super().__init__(f"{what}; the weights are unchanged")
+        self.what = what
         self.rollout_ids = tuple(rollout_ids)
+
+    def __reduce__(self) -> tuple[type["NonFiniteStep"], tuple[str, tuple[str, ...]]]:
+        """Lets it travel between processes."""
+        return NonFiniteStep, (self.what, self.rollout_ids)

@@ -1,0 +1,233 @@
+"""The ranks of a run with `train.processes` above 1: started as one, ended as one.
+
+The service talks to the first rank alone, which hands every call on to the others; each computes its part. Where one
+rank ends, all are ended and the call says which one it was: the run fails, and resumed it goes on from its checkpoint.
+The ranks are processes of this machine that run `learner.training.rank`, and know each other as those of torchrun do.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from learner.ports import Restored, ScoredRollout
+from servicekit.errors import Unavailable
+
+if TYPE_CHECKING:
+    from learner.rendered import RenderedPair
+    from learner.training.rows import MaskedRow
+    from learner.training.session import SessionSettings
+
+Progress = Callable[[int, int], None]
+
+MODULE = "learner.training.rank"
+POLL_SECONDS = 0.2
+"""How often a call looks whether someone asked for the end, or a rank has ended."""
+
+CLOSE_SECONDS = 20.0
+"""Time that ranks have to end by themselves."""
+
+LAST_WORDS = 600
+"""Characters of a rank's log that an error repeats."""
+
+
+class Gang:
+    """Has the methods of `training.session.Session`, done by several ranks."""
+
+    def __init__(self, settings: "SessionSettings", processes: int, logs: Path) -> None:
+        """Starts nothing yet; each rank's output goes to a file in `logs`."""
+        self._settings = settings
+        self._count = processes
+        self._logs = logs
+        self._home: Path | None = None
+        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._connection: Connection | None = None
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of the ranks, in order."""
+        return tuple(rank.pid for rank in self._ranks)
+
+    def restore(self) -> Restored | None:
+        """Starts the ranks; they load the model and the newest whole checkpoint, if there is one."""
+        self._start()
+        self._talk().send(self._settings)
+        found: Restored | None = self._call("restore")
+        return found
+
+    def rollout_step(
+        self, groups: Sequence[Sequence[ScoredRollout]], progress: Progress, stop: Event
+    ) -> dict[str, float]:
+        """Updates the policy by one batch of groups."""
+        return self._step("rollout_step", groups, progress, stop)
+
+    def sft_step(
+        self, rows: "Sequence[MaskedRow]", progress: Progress, stop: Event
+    ) -> dict[str, float]:
+        """Updates the policy by supervised rows."""
+        return self._step("sft_step", rows, progress, stop)
+
+    def preference_step(
+        self, pairs: "Sequence[RenderedPair]", progress: Progress, stop: Event
+    ) -> dict[str, float]:
+        """Updates the policy by pairs."""
+        return self._step("preference_step", pairs, progress, stop)
+
+    def measure(
+        self, pairs: "Sequence[RenderedPair]", progress: Progress, stop: Event
+    ) -> dict[str, float]:
+        """Returns figures of pairs."""
+        return self._step("measure", pairs, progress, stop)
+
+    def measure_rows(self, rows: "Sequence[MaskedRow]", progress: Progress, stop: Event) -> float:
+        """Returns the mean log-probability of the rows' tokens."""
+        found: float = self._call("measure_rows", rows, progress=progress, stop=stop)
+        return found
+
+    def save(self, restored: Restored) -> None:
+        """Writes a checkpoint, whole or not at all."""
+        self._call("save", restored)
+
+    def export(self, folder: Path) -> None:
+        """Writes what the run made as others open it."""
+        self._call("export", folder)
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        if self._connection is not None:
+            # A rank that is gone does not hear it.
+            with contextlib.suppress(OSError):
+                self._connection.send(None)
+            self._connection.close()
+            self._connection = None
+        self._end(CLOSE_SECONDS)
+        if self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
+            self._home = None
+
+    def _start(self) -> None:
+        self._home = Path(tempfile.mkdtemp(prefix="hone-ranks-"))
+        self._logs.mkdir(parents=True, exist_ok=True)
+        mine, theirs = socket.socketpair()
+        with theirs:
+            for rank in range(self._count):
+                self._ranks.append(self._start_rank(rank, theirs.fileno()))
+        self._connection = Connection(mine.detach())
+
+    def _start_rank(self, rank: int, talks_over: int) -> "subprocess.Popen[bytes]":
+        assert self._home is not None
+        # What torchrun sets, and beside it where the ranks meet and how the first one talks to the service.
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self._count),
+            "LOCAL_WORLD_SIZE": str(self._count),
+            "HONE_RANKS_MEET_AT": str(self._home / "meet"),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        if rank == 0:
+            environment["HONE_RANKS_TALK_OVER"] = str(talks_over)
+        with (self._logs / f"rank-{rank}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", MODULE],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(talks_over,) if rank == 0 else (),
+            )
+
+    def _step(self, name: str, what: Any, progress: Progress, stop: Event) -> dict[str, float]:
+        figures: dict[str, float] = self._call(name, what, progress=progress, stop=stop)
+        return figures
+
+    def _call(
+        self,
+        name: str,
+        *arguments: object,
+        progress: Progress | None = None,
+        stop: Event | None = None,
+    ) -> Any:
+        """Has all ranks do something, and returns what the first one returns."""
+        connection = self._talk()
+        told = False
+        try:
+            connection.send((name, arguments))
+            while True:
+                if stop is not None and stop.is_set() and not told:
+                    connection.send("stop")
+                    told = True
+                if not connection.poll(POLL_SECONDS):
+                    self._check_alive()
+                    continue
+                kind, value = connection.recv()
+                if kind == "progress" and progress is not None:
+                    progress(*value)
+                elif kind == "raised":
+                    raise self._cause(value)
+                elif kind == "returned":
+                    return value
+        except (EOFError, ConnectionError) as error:
+            # The first rank is gone, or goes since another one has.
+            self._end(1.0)
+            raise self._lost() from error
+
+    def _talk(self) -> Connection:
+        if self._connection is None:
+            raise Unavailable("the training ranks have ended", reason="RANK_LOST")
+        return self._connection
+
+    def _check_alive(self) -> None:
+        if any(rank.poll() is not None for rank in self._ranks):
+            lost = self._lost()
+            self._end(1.0)
+            raise lost
+
+    def _cause(self, raised: Exception) -> Exception:
+        """Returns what the first rank raised, or that another rank has ended where that is why."""
+        # Torch raises a RuntimeError where a connection to another rank breaks.
+        if not isinstance(raised, RuntimeError):
+            return raised
+        for rank in self._ranks[1:]:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.wait(POLL_SECONDS)
+                return self._lost(f"; rank 0 says: {raised}")
+        return raised
+
+    def _lost(self, more: str = "") -> Unavailable:
+        """Returns the error that names the rank that ended first, as far as that can be seen."""
+        ended = [(rank.poll(), index) for index, rank in enumerate(self._ranks)]
+        # First a rank that was killed: others end with 1 because of it.
+        code, index = min(
+            ((code, index) for code, index in ended if code is not None), default=(None, 0)
+        )
+        how = "ended"
+        if code is not None:
+            how = (
+                f"ended with {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+            )
+        log = self._logs / f"rank-{index}.log"
+        said = log.read_text(errors="replace").strip()[-LAST_WORDS:] if log.is_file() else ""
+        return Unavailable(
+            f"training rank {index} of {self._count} {how}; resume the run to go on from its last checkpoint; "
+            f"{log}{': ' + said if said else ' is empty'}{more}",
+            reason="RANK_LOST",
+        )
+
+    def _end(self, seconds: float) -> None:
+        for rank in self._ranks:
+            try:
+                rank.wait(seconds)
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                rank.wait()

@@ -1,0 +1,127 @@
+"""Ranks that train together: the same gradients and figures as one process, and one end for all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from learner.gang import Gang
+from learner.ports import Restored, ScoredRollout, Stopped
+from learner.training.session import Session, SessionSettings
+from runspec.schema import RunSpec
+from servicekit.errors import Unavailable
+
+pytestmark = pytest.mark.slow
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gradient_equality.py"
+MakeGroups = Callable[..., list[list[ScoredRollout]]]
+
+
+def quiet(done: int, total: int) -> None:
+    """Takes progress."""
+
+
+def settings_of(model: Path, home: Path, **train: Any) -> SessionSettings:
+    spec = RunSpec.model_validate(
+        {
+            "algorithm": "grpo",
+            "model": {"path": str(model)},
+            "data": {"train": "tasks"},
+            "train": {"max_steps": 4, "learning_rate": 1e-3, "kl_coef": 0.1, **train},
+            "grader": {"type": "answer", "reference": "x"},
+        }
+    )
+    return SessionSettings(
+        spec=spec, base=model, adapter=None, checkpoints=home / "checkpoints", threads=1
+    )
+
+
+@contextmanager
+def opened(found: Any) -> Iterator[Any]:
+    with closing(found):
+        yield found
+
+
+def test_a_gang_learns_as_one_process_and_goes_on_as_one_after_a_rank_was_killed(
+    tiny_folder: Path, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    batches = [make_groups(seed, group_size=4) for seed in range(3)]
+    stop = threading.Event()
+    alone = Session(settings_of(tiny_folder, tmp_path / "alone", weights="full"))
+    alone.restore()
+    figures = [alone.rollout_step(groups, quiet, stop) for groups in batches]
+    alone.export(tmp_path / "alone" / "model")
+
+    settings = settings_of(tiny_folder, tmp_path / "gang", weights="full")
+    with opened(Gang(settings, 2, tmp_path / "ranks")) as gang:
+        assert gang.restore() is None
+        seen: list[tuple[int, int]] = []
+        first = gang.rollout_step(batches[0], lambda *counts: seen.append(counts), stop)
+        assert first == pytest.approx(figures[0], rel=1e-4, abs=1e-6)
+        assert first["kl"] == 0.0
+        assert seen and seen[-1][0] == seen[-1][1]
+        gang.save(Restored(step=1, policy_version=1, state={"cursor": 5}))
+        os.kill(gang.process_ids[1], signal.SIGKILL)
+        with pytest.raises(Unavailable, match=r"rank 1 of 2 was killed by SIGKILL; resume the run"):
+            gang.rollout_step(batches[1], quiet, stop)
+        with pytest.raises(Unavailable):
+            gang.rollout_step(batches[1], quiet, stop)
+
+    # One process reads what two have written, and two what one has.
+    single = Session(settings)
+    restored = single.restore()
+    assert restored == Restored(step=1, policy_version=1, state={"cursor": 5})
+    second = single.rollout_step(batches[1], quiet, stop)
+    assert second == pytest.approx(figures[1], rel=1e-4, abs=1e-6)
+    single.save(Restored(step=2, policy_version=2, state={}))
+
+    with opened(Gang(settings, 2, tmp_path / "ranks")) as gang:
+        assert gang.restore().step == 2
+        third = gang.rollout_step(batches[2], quiet, stop)
+        assert third == pytest.approx(figures[2], rel=1e-4, abs=1e-6)
+        gang.export(tmp_path / "gang" / "model")
+        stop.set()
+        with pytest.raises(Stopped):
+            gang.rollout_step(batches[2], quiet, stop)
+    found, wanted = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("gang", "alone")
+    )
+    assert found.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
+
+
+def test_gradients_are_equal_however_a_batch_is_laid_out_and_by_two_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "equality.json"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--json", str(out)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(out.read_text())
+    for weights in ("lora", "full"):
+        # One pass of all rows, several trees, several trees over two ranks, and a rank without any.
+        parts = told[weights]["micro_batches"]
+        assert parts["shared"] == parts["idle rank"] == 1
+        assert parts["micro-batches"] == parts["two ranks"] > 2
+        for name, differences in told[weights]["differences"].items():
+            assert max(differences.values()) <= 1e-5, name
+    assert "model.embed_tokens.weight" in told["full"]["differences"]["two ranks"]
+
+
+def test_ranks_that_cannot_open_the_run_say_why(tmp_path: Path, tiny_folder: Path) -> None:
+    settings = settings_of(tmp_path / "nowhere", tmp_path)
+    with (
+        opened(Gang(settings, 2, tmp_path / "ranks")) as gang,
+        pytest.raises(ValueError, match=r"model\.path: .*nowhere' cannot be opened"),
+    ):
+        gang.restore()

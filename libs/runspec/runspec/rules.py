@@ -129,6 +129,11 @@ def _limits(spec: RunSpec) -> Iterator[tuple[str, str]]:
             f"is {rollout.max_new_tokens}, which leaves no room for a prompt in "
             f"rollout.max_total_tokens ({rollout.max_total_tokens})",
         )
+    if spec.algorithm != "evaluate" and train.weights == "full" and spec.model.dtype == "bfloat16":
+        yield (
+            "model.dtype",
+            "is bfloat16, in which train.weights full would round small updates away; float32 is right",
+        )
     if len(set(rollout.tools)) != len(rollout.tools):
         yield "rollout.tools", f"names a tool twice: {', '.join(rollout.tools)}"
     if spec.algorithm != "evaluate" and train.warmup_steps > train.max_steps:

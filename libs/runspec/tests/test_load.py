@@ -296,6 +296,28 @@ def test_key_without_effect_is_refused(tmp_path: Path) -> None:
     ]
 
 
+def test_full_weights_learn_at_a_tenth_of_the_rate_unless_the_file_says_one(tmp_path: Path) -> None:
+    without = GRPO.replace("  learning_rate: 3e-4\n", "")
+    rates = [
+        load(tmp_path, text, *words).spec.train.learning_rate
+        for text in (without, GRPO)
+        for words in ((), ("train.weights=full",))
+    ]
+    assert rates == pytest.approx([1e-4, 1e-5, 3e-4, 3e-4])
+
+
+def test_full_weights_refuse_what_is_an_adapters_and_rounding_numbers(tmp_path: Path) -> None:
+    text = GRPO.replace("rollout:", "  weights: full\nlora:\n  rank: 8\nrollout:")
+    assert errors(tmp_path, text) == [
+        "run.yaml:12: lora.rank: has no effect with train.weights full, which trains no adapter; "
+        "leave it out"
+    ]
+    (line,) = errors(tmp_path, GRPO, "train.weights=full", "model.dtype=bfloat16")
+    assert "model.dtype: is bfloat16" in line and line.endswith("float32 is right")
+    (line,) = errors(tmp_path, GRPO, "train.weights=some")
+    assert "train.weights" in line and "lora" in line and "full" in line
+
+
 def test_empty_section_takes_its_defaults(tmp_path: Path) -> None:
     assert load(tmp_path, GRPO + "lora:\neval:\n").spec.lora.rank == 16
 

@@ -1,5 +1,6 @@
 """Trees give the log-probabilities and gradients that padded rows with full logits give."""
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,6 +76,28 @@ def test_any_split_gives_the_same_gradient(
     split = _run(policy, TreeScorer(CPU, max_nodes), tokens, 1.0)
     assert (split[0] - whole[0]).abs().max() < 1e-5
     _assert_same_gradients(split[2], whole[2])
+
+
+@pytest.mark.slow
+def test_two_hundred_random_groups_are_the_same_packed_shared_and_split(
+    make_policy: MakePolicy, make_groups: MakeGroups
+) -> None:
+    policy, forked = make_policy(), 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        groups = make_groups(
+            1000 + seed, num_groups=1, group_size=rng.randint(2, 5), length=rng.randint(1, 9)
+        )
+        tokens = _tokens(groups)
+        forked += len(tokens.rows) > len(groups[0])
+        apart = _run(policy, PlainScorer(CPU, 1), tokens, 1.0)
+        size = rng.choice((8, 24, 64, 10_000))
+        for scorer in (PlainScorer(CPU, size), TreeScorer(CPU, size)):
+            found = _run(policy, scorer, tokens, 1.0)
+            assert (found[0] - apart[0]).abs().max() < 1e-5, seed
+            assert (found[1] - apart[1]).abs().max() < 1e-5, seed
+            _assert_same_gradients(found[2], apart[2])
+    assert forked > 100
 
 
 def test_long_rows_span_several_blocks(make_policy: MakePolicy, make_groups: MakeGroups) -> None:

@@ -151,13 +151,15 @@ class TorchCore:
         Raises:
             InvalidArgument: a row is longer than a rollout may be, or the chat template refuses it.
         """
-        rows = RowRenderer(tokenizer, self._spec, self._data)
-        self._conversations = rows.conversations(self._data)
-        self._pairs = rows.pairs(self._data.pairs, "data.train")
-        limit = self._spec.eval.max_tasks or None
         if self._data.off_task:
             # They are away from the task: its system prompt and tools are not theirs.
             plain = self._spec.rollout.model_copy(update={"system_prompt": "", "tools": ()})
             spec = self._spec.model_copy(update={"rollout": plain})
             self._off_task = RowRenderer(tokenizer, spec, self._data).off_task(self._data)
+        if self._spec.reinforces:
+            return
+        rows = RowRenderer(tokenizer, self._spec, self._data)
+        self._conversations = rows.conversations(self._data)
+        self._pairs = rows.pairs(self._data.pairs, "data.train")
+        limit = self._spec.eval.max_tasks or None
         self._held_out = rows.pairs(self._data.held_out[:limit], "data.eval")

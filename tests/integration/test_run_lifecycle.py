@@ -1,0 +1,187 @@
+"""A run's life beyond its last step: told to shut down, rolled back, resumed, exported; weights to the bit."""
+
+import hashlib
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import write_job
+from suite import Suite, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+def start(suite: Suite, job: Path, *overrides: str, verb: str = "train") -> str:
+    suite.hone(verb, str(job), *overrides, "--detach", "--json")
+    return suite.run_id()
+
+
+def shown(suite: Suite, run_id: str) -> dict[str, Any]:
+    done = suite.hone("runs", run_id, "--json", ok=False)
+    found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    return found
+
+
+def folder_of(suite: Suite, run_id: str) -> Path:
+    return Path(shown(suite, run_id)["run"]["output_dir"])
+
+
+def is_in(folder: Path, state: str) -> Callable[[], bool]:
+    """Reads the run's file, which costs less than a command."""
+
+    def check() -> bool:
+        run = json.loads((folder / "run.json").read_text())
+        assert run["state"] != "failed", run
+        return bool(run["state"] == state)
+
+    return check
+
+
+def has_steps(folder: Path, count: int) -> Callable[[], bool]:
+    told = folder / "metrics.jsonl"
+    return lambda: told.exists() and len(told.read_bytes().splitlines()) >= count
+
+
+def weights_of(folder: Path) -> str:
+    return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def result(folder: Path) -> str:
+    return weights_of(folder / "adapter")
+
+
+def sft_job(folder: Path, model: Path) -> Path:
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{i}?"},
+                {"role": "assistant", "content": "ok " * (i % 7 + 1)},
+            ]
+        }
+        for i in range(40)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / "sft.yaml"
+    train = {
+        "max_steps": 40,
+        "batch_size": 8,
+        "checkpoint_every_steps": 100,
+        "schedule": "linear",
+        "warmup_steps": 5,
+    }
+    spec = {"name": "sft", "algorithm": "sft", "data": {"train": "rows.jsonl"}, "train": train}
+    path.write_text(json.dumps(spec | {"model": {"path": str(model)}, "lora": {"rank": 4}}))
+    return path
+
+
+def shut_down(suite: Suite) -> None:
+    """Tells the learner to shut down, and waits until its process has ended; the launcher starts another."""
+    (old,) = suite.signal("learner", signal.SIGTERM)
+    wait_until("the end of the process", lambda: old not in suite.pids("learner"), seconds=30)
+
+
+def test_learner_told_to_shut_down_goes_on_to_the_weights_of_an_undisturbed_run(
+    scripted_suite: Suite, tiny_model: Path
+) -> None:
+    suite = scripted_suite
+    job = write_job(suite.folder, tiny_model, train={"max_steps": 5, "schedule": "linear"})
+    calm = folder_of(suite, start(suite, job))
+    wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
+    run_id = start(suite, job)
+    disturbed = folder_of(suite, run_id)
+    wait_until("two steps", has_steps(disturbed, 2), seconds=120, suite=suite)
+    shut_down(suite)
+    wait_until("the end", is_in(disturbed, "completed"), seconds=120, suite=suite)
+    assert result(disturbed) == result(calm)
+    assert suite.hone("audit", run_id, "--json")["findings"] == []
+
+
+def test_supervised_run_told_to_shut_down_keeps_the_steps_that_no_checkpoint_held(
+    scripted_suite: Suite, tiny_model: Path
+) -> None:
+    suite = scripted_suite
+    job = sft_job(suite.folder, tiny_model)
+    calm = folder_of(suite, start(suite, job, verb="sft"))
+    wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
+    run_id = start(suite, job, verb="sft")
+    disturbed = folder_of(suite, run_id)
+    folder = disturbed / "checkpoints"
+    watching = suite.start_hone("runs", run_id, "--watch", "--json")
+    log = suite.folder / "command.log"
+    wait_until("training", lambda: '"training"' in log.read_text(), seconds=60, suite=suite)
+    assert not list(folder.glob("step-*"))
+    shut_down(suite)
+    wait_until("the end", is_in(disturbed, "completed"), seconds=120, suite=suite)
+    assert watching.wait(60) == 0
+    steps = [
+        e["step"] for e in map(json.loads, log.read_text().splitlines()) if e["event"] == "step"
+    ]
+    assert steps == list(range(40))
+    assert result(disturbed) == result(calm)
+    # None was due but the last: the other one is what the shutdown saved.
+    saved, last = sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+    assert 0 < saved < last == 40
+
+
+def test_run_goes_back_and_on_and_is_exported(
+    scripted_suite: Suite, tiny_model: Path, tmp_path: Path
+) -> None:
+    suite = scripted_suite
+    (suite.folder / "general.jsonl").write_text('{"text": "Water boils at 100 degrees."}\n')
+    job = write_job(
+        suite.folder,
+        tiny_model,
+        train={"max_steps": 3, "keep_checkpoints": 9},
+        eval={"every_steps": 3, "max_tasks": 2},
+        health={"off_task": "general.jsonl", "every_steps": 0},
+    )
+    suite.hone("train", str(job), "--json")
+    run_id = suite.run_id()
+    found = shown(suite, run_id)
+    folder = Path(found["run"]["output_dir"])
+    assert "health/off_task/logprob" in found["steps"][0]["metrics"]
+    assert abs(found["run"]["metrics"]["health/off_task/change"]) > 0
+    first, last = tmp_path / "first", tmp_path / "last"
+    suite.hone("export", run_id, "--step", "1", "--out", str(first))
+    suite.hone("export", run_id, "--out", str(last))
+    assert weights_of(last) == result(folder) != weights_of(first)
+
+    back = suite.hone("train", "--rollback", run_id, "--to", "1", "--json")
+    assert (back["to_step"], back["run"]["policy_version"]) == (1, 4)
+    assert shown(suite, run_id)["run"]["state"] == "stopped"
+    refused = suite.hone("train", str(job), f"model.adapter={run_id}", "--json", ok=False)
+    assert "complete" in refused.stderr
+    suite.hone("train", "--resume", run_id, "--json")
+    again = tmp_path / "again"
+    suite.hone("export", run_id, "--out", str(again))
+    assert weights_of(again) == result(folder) == weights_of(first)
+    assert suite.hone("audit", run_id, "--json")["findings"] == []
+    done = suite.hone("train", "--resume", run_id, ok=False)
+    assert done.returncode == 1
+    assert "is complete" in done.stderr
+
+
+def test_run_that_was_stopped_goes_back_and_trains_on(
+    scripted_suite: Suite, tiny_model: Path, tmp_path: Path
+) -> None:
+    suite = scripted_suite
+    train = {"max_steps": 8, "max_staleness": 1, "keep_checkpoints": 9}
+    run_id = start(suite, write_job(suite.folder, tiny_model, train=train))
+    wait_until("three steps", has_steps(folder_of(suite, run_id), 3), seconds=120, suite=suite)
+    going = suite.hone("train", "--rollback", run_id, ok=False)
+    assert going.returncode == 1
+    assert "hone stop" in going.stderr
+    suite.hone("stop", run_id)
+    suite.hone("stop", run_id)
+    at = shown(suite, run_id)["run"]["step"]
+    back = suite.hone("train", "--rollback", run_id, "--to", "1", "--json")
+    assert back["run"]["policy_version"] == at + 2
+    suite.hone("train", "--resume", run_id, "--json")
+    found = shown(suite, run_id)
+    assert [step["step"] for step in found["steps"]] == list(range(8))
+    assert found["steps"][-1]["policy_version"] == 8 + 2
+    assert suite.hone("audit", run_id, "--json")["findings"] == []

@@ -17,6 +17,7 @@ from console.spans import Span, SpanEvent, SpanLink
 RUN_COLUMNS = """
 run_id, first_position, last_sequence, algorithm, start_us, end_us, end, end_detail,
 (SELECT count(*) FROM steps WHERE steps.run_id = runs.run_id) AS num_steps,
+(SELECT count(*) FROM steps WHERE steps.run_id = runs.run_id AND instr(metrics_json, '"alarms/') > 0) AS num_alarmed,
 (SELECT count(*) FROM rollouts WHERE rollouts.run_id = runs.run_id AND outcome = 'scored') AS num_scored,
 (SELECT count(*) FROM rollouts WHERE rollouts.run_id = runs.run_id AND outcome = 'masked') AS num_masked,
 (SELECT count(*) FROM rollouts WHERE rollouts.run_id = runs.run_id AND outcome = 'failed') AS num_failed,
@@ -38,6 +39,8 @@ class RunEntry:
     end: str
     end_detail: str
     num_steps: int
+    num_alarmed: int
+    """Steps that raised an alarm."""
     num_scored: int
     num_masked: int
     num_failed: int

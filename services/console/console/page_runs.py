@@ -22,6 +22,9 @@ PREFERRED = ("reward", "score", "accuracy", "kl", "length", "tokens", "tool", "v
 """What curves to show first, by a word in their names."""
 
 MAX_CURVES = 12
+ALARM_PREFIX = "alarms/"
+"""Figures of a step that say that it raised an alarm."""
+
 OUTCOMES = ("scored", "masked", "failed", "open")
 
 
@@ -38,7 +41,7 @@ def trace_path(rollout_id: str) -> str:
 def runs_page(runs: Sequence[RunEntry], next_href: str) -> bytes:
     """Lists runs, newest first."""
     heads = [
-        ("Run", ""), ("State", ""), ("Algorithm", ""), ("Started (UTC)", "t"), ("Steps", "n"),
+        ("Run", ""), ("State", ""), ("Algorithm", ""), ("Started (UTC)", "t"), ("Steps", "n"), ("Alarms", "n"),
         ("Scored", "n"), ("Masked", "n"), ("Failed", "n"), ("Open", "n"), ("Mean score", "n"),
     ]  # fmt: skip
     rows: list[list[Child]] = [
@@ -48,6 +51,7 @@ def runs_page(runs: Sequence[RunEntry], next_href: str) -> bytes:
             run.algorithm,
             when(run.start_us),
             str(run.num_steps),
+            str(run.num_alarmed or ""),
             str(run.num_scored),
             str(run.num_masked),
             str(run.num_failed),
@@ -92,6 +96,7 @@ def run_page(
             ("Open", str(run.num_open)),
             ("Log", tag("a", "audit", href=f"{run_path(run.run_id)}/audit")),
         ),
+        _alarms(steps),
         _curves(steps),
         errors_section(results, trace_path),
         tag("h2", "Rollouts"),
@@ -101,6 +106,17 @@ def run_page(
         crumbs=[("Runs", "/")],
         refresh=not run.end,
     )
+
+
+def _alarms(steps: Sequence[StepEntry]) -> Child:
+    """Says which steps raised alarms; the learner has the sentences."""
+    raised = [
+        f"{name.removeprefix(ALARM_PREFIX).replace('_', ' ')} in step {step.step}"
+        for step in steps
+        for name in sorted(step.metrics)
+        if name.startswith(ALARM_PREFIX)
+    ]
+    return tag("p", f"Alarms: {'; '.join(raised)}", class_="note bad") if raised else None
 
 
 def audit_page(run_id: str, report: AuditReport) -> bytes:
@@ -138,7 +154,7 @@ def audit_page(run_id: str, report: AuditReport) -> bytes:
 
 
 def _curves(steps: Sequence[StepEntry]) -> Child:
-    names = {name for step in steps for name in step.metrics}
+    names = {name for step in steps for name in step.metrics if not name.startswith(ALARM_PREFIX)}
     if not names:
         return None
     cards = []

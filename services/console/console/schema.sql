@@ -70,6 +70,8 @@ CREATE TABLE IF NOT EXISTS steps (
   metrics_json TEXT NOT NULL,
   PRIMARY KEY (run_id, step)
 );
+-- Only steps that raised an alarm: lists of runs count them without reading figures.
+CREATE INDEX IF NOT EXISTS steps_with_alarms ON steps (run_id) WHERE instr(metrics_json, '"alarms/') > 0;
 
 CREATE TABLE IF NOT EXISTS rollouts (
   rollout_id TEXT PRIMARY KEY,

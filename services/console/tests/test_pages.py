@@ -318,3 +318,31 @@ def test_markup_escapes_text_and_attributes_alike() -> None:
 def test_unseen_characters_are_shown_as_numbers() -> None:
     assert visible("a\u202eb\x00\u2066\ud800") == "a[U+202E]b[U+0000][U+2066][U+D800]"
     assert visible("tab\tline\nfine") == "tab\tline\nfine"
+
+
+def test_alarms_are_counted_where_runs_are_listed_and_named_where_a_run_is_shown(
+    archive: Archive, site: Site, run_writer: Any
+) -> None:
+    run_writer.start()
+    run_writer.train(0)
+    run_writer.train(1)
+    store(archive, run_writer.envelopes)
+    assert "Alarms:" not in page(site, "/runs/run-1")
+    run_writer.envelopes.clear()
+    for step in (2, 3):
+        run_writer.train(step)
+        run_writer.envelopes[-1].run_step_trained.metrics["alarms/reward_hacking"] = 1.0
+    later = [archived_event(100 + i, e) for i, e in enumerate(run_writer.envelopes)]
+    archive.write(later, [])
+    assert "Alarms: reward hacking in step 2; reward hacking in step 3" in page(site, "/runs/run-1")
+    row = page(site, "/").partition("run-1")[2]
+    assert ">4</td>" in row.partition(">2</td>")[0]
+
+
+def test_counting_alarms_reads_no_figures(archive: Archive) -> None:
+    query = (
+        "EXPLAIN QUERY PLAN SELECT count(*) FROM steps WHERE run_id = 'r' "
+        "AND instr(metrics_json, '\"alarms/') > 0"
+    )
+    (plan,) = archive._connection.execute(query).fetchall()
+    assert "steps_with_alarms" in plan[-1]

@@ -93,7 +93,7 @@ release: setup ## Make the contracts of this version the ones that later ones ar
 
 .PHONY: clean
 clean: ## Remove what was built
-	@rm -rf .stamps $(VENV) .venv-vllm .venv-lm-eval build bench-out $(addsuffix /build,$(PACKAGES)) protos/build
+	@rm -rf .stamps $(VENV) .venv-vllm .venv-lm-eval .venv-trl build bench-out $(addsuffix /build,$(PACKAGES)) protos/build
 
 .PHONY: help
 help: ## This list

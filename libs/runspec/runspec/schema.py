@@ -185,6 +185,8 @@ class TrainSpec(Section):
     """How token losses are averaged: over all policy tokens of the step, per rollout first, or by a fixed length."""
     norm_adv_by_std: bool = True
     """Divide advantages by the group's standard deviation: grpo, dapo and gspo."""
+    gradient_checkpointing: bool = False
+    """Keep no activations within a layer and compute them again for the backward pass: less memory, more work."""
     turn_rewards: bool = False
     """Let each turn answer for the rewards from it on, where the grader rewards turns: grpo, dr_grpo, dapo and gspo."""
     gamma: float = Field(default=1.0, gt=0, le=1)

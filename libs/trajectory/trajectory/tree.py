@@ -16,7 +16,7 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-DEFAULT_MAX_NODES = 1024
+DEFAULT_MAX_NODES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from learner.training.attention import TREE_ATTENTION, register_tree_attention
+from learner.training.checkpointing import checkpoint_activations
 from learner.training.full import FullPolicy, check_trainable
 from learner.training.lora import (
     ADAPTER_CONFIG,
@@ -19,6 +20,7 @@ from learner.training.lora import (
     REFERENCE,
     LoraPolicy,
 )
+from learner.training.lora_linear import use_lora_linear
 from learner.training.policy import Policy
 from modelstore.resolve import ModelUnusableError
 
@@ -47,6 +49,8 @@ class PolicySettings:
     """Empty means all linear layers of the blocks."""
     seed: int = 0
     """Of the new adapter's first half; the second starts at zero."""
+    checkpointing: bool = False
+    """Compute the activations within each layer again for the backward pass, and keep none."""
     value_head: bool = False
     """Whether the policy says what to expect of a state."""
     score_head: bool = False
@@ -73,7 +77,10 @@ def load_policy(settings: PolicySettings, device: torch.device | None = None) ->
         head = _new_head(base, bias=settings.value_head)
     # No dropout: rollouts were sampled without, and KL at step 0 is exactly 0.
     base.eval()
-    return _full(base, settings, head) if settings.full else _lora(base, settings, head)
+    policy = _full(base, settings, head) if settings.full else _lora(base, settings, head)
+    if settings.checkpointing:
+        checkpoint_activations(policy.model)
+    return policy
 
 
 def _lora(base: Any, settings: PolicySettings, head: torch.nn.Linear | None) -> LoraPolicy:
@@ -82,7 +89,11 @@ def _lora(base: Any, settings: PolicySettings, head: torch.nn.Linear | None) -> 
     else:
         _check_adapter(settings.adapter, "model.adapter")
         model = peft.PeftModel.from_pretrained(
-            base, str(settings.adapter), adapter_name=POLICY, is_trainable=True
+            base,
+            str(settings.adapter),
+            adapter_name=POLICY,
+            is_trainable=True,
+            config=use_lora_linear(peft.LoraConfig.from_pretrained(str(settings.adapter))),
         )
     folder = _reference_folder(settings)
     if folder is not None:
@@ -171,7 +182,7 @@ def _new_adapter(base: Any, settings: PolicySettings) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         try:
-            return peft.get_peft_model(base, config, adapter_name=POLICY)
+            return peft.get_peft_model(base, use_lora_linear(config), adapter_name=POLICY)
         except ValueError as error:
             raise ModelUnusableError(f"lora.target_modules: {error}") from error
 

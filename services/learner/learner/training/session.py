@@ -77,6 +77,7 @@ class Session:
                 value_head=spec.algorithm == "ppo",
                 score_head=spec.algorithm == "reward_model",
                 full=spec.train.weights == "full",
+                checkpointing=spec.train.gradient_checkpointing,
                 refers=spec.algorithm == "dpo" or (spec.reinforces and spec.train.kl_coef > 0),
             ),
             self._device,

@@ -1,11 +1,16 @@
 """Kills, stops and cut-offs in the middle of a run: it completes, nothing is lost, nothing counts twice."""
 
+import json
 import os
 import signal
 import time
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+from logged import READERS
 
 from conftest import write_job
 from suite import Suite, running_suite, wait_until
@@ -13,9 +18,9 @@ from suite import Suite, running_suite, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.fault]
 
 
-def start_run(suite: Suite, model: Path, *, steps: int) -> str:
+def start_run(suite: Suite, model: Path, *, steps: int, **changes: Any) -> str:
     """Starts a run that is left going, and returns its id once it is training."""
-    job = write_job(suite.folder, model, train={"max_steps": steps})
+    job = write_job(suite.folder, model, train={"max_steps": steps}, **changes)
     suite.hone("train", str(job), "--detach", "--json")
     return suite.run_id()
 
@@ -26,8 +31,6 @@ def step_of(suite: Suite, run_id: str) -> int:
 
 
 def _steps(text: str) -> int:
-    import json
-
     return len(json.loads(text).get("steps", []))
 
 
@@ -44,6 +47,20 @@ def assert_whole(suite: Suite, run_id: str, steps: int) -> None:
     assert audit["findings"] == [], audit
 
 
+def assert_logged_once(suite: Suite, run_id: str, steps: int, loggers: Sequence[str]) -> None:
+    """The run's file and every logger hold each step once."""
+    folder = Path(suite.hone("runs", run_id, "--json")["run"]["output_dir"])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(steps))
+    for name in loggers:
+        logged = READERS[name](folder, folder.parent.parent)
+        # Kept as 32-bit numbers.
+        assert {
+            step: [value for tag, value in values if tag == "reward/mean"]
+            for step, values in logged.items()
+        } == {line["step"]: [pytest.approx(line["reward/mean"])] for line in lines}
+
+
 SERVICES = ("rollout", "sandbox", "tool_gateway", "grader", "critic", "learner", "console", "nats")
 
 
@@ -52,7 +69,8 @@ def test_each_service_killed_once_in_one_run_loses_nothing(
 ) -> None:
     steps = len(SERVICES) + 2
     with running_suite(tmp_path, "--engine", "scripted") as suite:
-        run_id = start_run(suite, tiny_model, steps=steps)
+        loggers = [name for name in ("tensorboard",) if find_spec(name)]
+        run_id = start_run(suite, tiny_model, steps=steps, metrics={"loggers": loggers})
         for number, service in enumerate(SERVICES, start=1):
             wait_until(
                 f"step {number}",
@@ -63,6 +81,7 @@ def test_each_service_killed_once_in_one_run_loses_nothing(
             suite.signal(service, signal.SIGKILL)
         wait_until("the end", lambda: finished(suite, run_id), seconds=120, suite=suite)
         assert_whole(suite, run_id, steps)
+        assert_logged_once(suite, run_id, steps, loggers)
 
 
 def test_log_away_for_ten_seconds_only_delays_the_run(tmp_path: Path, tiny_model: Path) -> None:

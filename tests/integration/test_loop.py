@@ -22,6 +22,37 @@ def trained(scripted_suite: Suite, tiny_model: Path) -> str:
     return scripted_suite.run_id()
 
 
+FIGURES = {
+    "loss",
+    "reward/mean",
+    "reward/std",
+    "rewards/accuracy/mean",
+    "rewards/reward/mean",
+    "kl",
+    "clip_frac",
+    "entropy",
+    "grad_norm",
+    "learning_rate",
+    "completions/mean_length",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/clipped_ratio",
+    "tokens/sampled",
+    "turns/mean",
+    "tool_calls/mean",
+    "tool_calls/failure_rate",
+    "frac_reward_zero_std",
+    "staleness/mean",
+    "staleness/max",
+    "mismatch_kl/mean",
+    "rollouts/ok",
+    "rollouts/masked",
+    "time/rollout_seconds",
+    "time/train_seconds",
+}
+"""What people of the field look for, by the names they know."""
+
+
 def rollouts(suite: Suite, run_id: str) -> list[dict[str, Any]]:
     return list(suite.hone("rollout", "--run", run_id, "--json")["rollouts"])
 
@@ -33,6 +64,7 @@ def test_run_completes_with_a_clean_audit(scripted_suite: Suite, trained: str) -
     assert run["run"]["state"] == "completed"
     assert len(run["steps"]) == 3
     assert all(step["metrics"]["rollouts/ok"] == 12.0 for step in run["steps"])
+    assert [FIGURES - set(step["metrics"]) for step in run["steps"]] == [set()] * 3
 
 
 def test_rewards_are_what_the_script_deserves(scripted_suite: Suite, trained: str) -> None:

@@ -82,7 +82,7 @@ class Runner:
         message = json_format.Parse(run.spec_json, run_spec_pb2.RunSpec())
         spec = run_spec_from_proto(message)
         folder = self._store.folder(run.run_id)
-        board = self._board(run.run_id, spec)
+        board = self._board(run, spec)
         context = JobContext(
             run_id=run.run_id,
             spec=spec,
@@ -112,8 +112,8 @@ class Runner:
             return await run_evaluate(context, self._datasets.tasks(spec.data.eval), adapter)
         return await self._train(context, adapter)
 
-    def _board(self, run_id: str, spec: RunSpec) -> Board:
-        folder = self._store.folder(run_id)
+    def _board(self, run: Run, spec: RunSpec) -> Board:
+        run_id, folder = run.run_id, self._store.folder(run.run_id)
         info = RunInfo(
             run_id=run_id,
             project=spec.metrics.project,
@@ -124,7 +124,9 @@ class Runner:
         makers: dict[str, Callable[[], MetricsLogger]] = {
             name: partial(make_logger, name, info) for name in spec.metrics.loggers
         }
-        return Board(run_id, makers, self._store.steps(run_id), time.time)
+        # A run that went back to an earlier checkpoint takes the steps after it anew.
+        steps = [step for step in self._store.steps(run_id) if step.step < run.step]
+        return Board(run_id, makers, steps, time.time)
 
     async def _train(self, context: JobContext, adapter: Path | None) -> dict[str, float]:
         spec = context.spec

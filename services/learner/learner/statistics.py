@@ -6,7 +6,17 @@ from collections.abc import Iterable, Sequence
 
 from learner.ledger import StepLedger, is_silent
 from learner.repetition import repeated_share
-from trajectory.types import SHARED_ISOLATION, Masked, OutcomeKind, RolloutRecord, Scored
+from trajectory.types import (
+    SHARED_ISOLATION,
+    Masked,
+    OutcomeKind,
+    RolloutRecord,
+    Scored,
+    StopReason,
+)
+
+_CUT_OFF = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)
+"""Ends of rollouts that wanted more tokens."""
 
 
 def rollout_metrics(ledger: StepLedger) -> dict[str, float]:
@@ -83,7 +93,10 @@ def _record_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
     ends = Counter(record.stop_reason for record in records)
     return {
         "completions/mean_length": _mean(sampled),
+        "completions/min_length": float(min(sampled)),
         "completions/max_length": float(max(sampled)),
+        "completions/clipped_ratio": sum(ends[reason] for reason in _CUT_OFF) / len(records),
+        "tokens/sampled": float(sum(sampled)),
         **_repetition(records),
         "turns/mean": _mean(len(record.turns) for record in records),
         "tool_calls/mean": _mean(calls),

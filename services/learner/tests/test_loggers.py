@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -292,7 +293,7 @@ async def test_run_that_is_stopped_and_resumed_is_whole_in_tensorboard(
     stop = asyncio.Event()
     with pytest.raises(Stopped):
         await runner.run(run, Report(store, stop, 1), stop)  # type: ignore[arg-type]
-    stop = asyncio.Event()
+    stop, run = asyncio.Event(), replace(run, step=2)
     await runner.run(run, Report(store, stop, -1), stop)  # type: ignore[arg-type]
     found = held("tensorboard", tmp_path)
     losses = {number: dict(values).get("loss") for number, values in found.items()}

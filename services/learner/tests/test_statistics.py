@@ -53,6 +53,40 @@ def test_the_wasted_share_is_said_where_environments_are_shared() -> None:
     assert metrics["reward/mean"] == 1.0  # they have no vote
 
 
+def test_lengths_are_of_sampled_tokens_and_the_share_that_was_cut_off_is_said() -> None:
+    def record(count: int, reason: t.StopReason) -> t.RolloutRecord:
+        turn = t.TurnRecord(
+            turn=0,
+            policy_version=0,
+            prompt_token_count=90,
+            sampled_token_count=count,
+            generate_seconds=1.0,
+            tools_seconds=0.0,
+        )
+        return replace(_record(""), turns=(turn,), stop_reason=reason)
+
+    ends = [
+        (4, t.StopReason.COMPLETED),
+        (8, t.StopReason.MAX_TOKENS),
+        (3, t.StopReason.CONTEXT_OVERFLOW),
+        (1, t.StopReason.MAX_TURNS),
+    ]
+    slots = {
+        t.Slot(run_id="r", phase=t.Phase.TRAIN, step=0, group_index=0, sample_index=n): "a"
+        for n in range(len(ends))
+    }
+    ledger = StepLedger(slots, RetryBudget(infra=0, data=0))
+    for number, (slot, end) in enumerate(zip(slots, ends, strict=True)):
+        ledger.fold_requested(slot, f"r{number}", 0)
+        ledger.fold_finished(f"r{number}", record(*end))
+        ledger.fold_outcome(f"r{number}", t.Scored(rewards=(), score=0.0))
+    metrics = rollout_metrics(ledger)
+    lengths = {name: metrics[f"completions/{name}_length"] for name in ("min", "mean", "max")}
+    assert lengths == {"min": 1.0, "mean": 4.0, "max": 8.0}
+    assert metrics["completions/clipped_ratio"] == 0.5
+    assert metrics["tokens/sampled"] == 16.0
+
+
 def test_a_share_of_nothing_is_said_too() -> None:
     metrics = rollout_metrics(_ledger("optimistic(ns-root)", t.Scored(rewards=(), score=1.0)))
     assert metrics["rollouts/polluted_share"] == 0.0

@@ -14,7 +14,7 @@ def runs(
     run_ids: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN_ID | compare RUN_ID RUN_ID...]",
+            metavar="RUN_ID | compare RUN_ID RUN_ID",
             help="Show this run with its steps, or compare the others with the first.",
         ),
     ] = None,

@@ -25,7 +25,7 @@ class WandbLogger:
         run = self._run
         # Its helper process takes an id once, and an earlier life of this run may have given it.
         wandb.teardown()
-        old = list((run.folder / FOLDER).glob(f"offline-run-*-{run.run_id}"))
+        old = list((run.folder / FOLDER).glob("offline-run-*"))
         self._wandb = wandb.init(
             mode="offline",
             project=run.project,

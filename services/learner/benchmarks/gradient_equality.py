@@ -9,7 +9,8 @@ and of full weights. What each row by itself gives is the measure; beside it sta
     two ranks      the same trees over two processes (FSDP2 over gloo)
     idle rank      one tree over two processes, of which one has nothing to compute
 
-It ends with 1 where one is above 1e-5.
+A last table has two ranks against one process for each algorithm, the largest over all parameters. It ends with 1
+where one is above 1e-5.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import multiprocessing
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,12 @@ import transformers
 from torch import distributed
 
 from learner.ports import ScoredRollout
+from learner.training.algorithms.dpo import DpoSettings
+from learner.training.algorithms.pairs import Pair
 from learner.training.algorithms.policy_gradient import PolicyGradientSettings
-from learner.training.logprobs import PlainScorer, Scorer, TreeScorer
+from learner.training.algorithms.ppo import PpoSettings
+from learner.training.algorithms.reward_model import RewardModelSettings
+from learner.training.logprobs import PlainScorer, TreeScorer
 from learner.training.model import PolicySettings, load_policy
 from learner.training.policy import whole
 from learner.training.ranks import Ranks
@@ -54,6 +59,18 @@ class Step:
 
     gradients: Gradients
     parts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """How a step is taken."""
+
+    weights: str
+    algorithm: str = "grpo"
+    size: int = SMALL
+    """Tokens of a micro-batch."""
+    plain: bool = False
+    """Rows side by side rather than in trees."""
 
 
 def make_model(folder: Path) -> None:
@@ -117,29 +134,53 @@ def _ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(3, VOCABULARY) for _ in range(count)]
 
 
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {"rollouts": PolicyGradientSettings(kl_coef=0.1)},
+    "ppo": {"rollouts": PpoSettings()},
+    "sft": {},
+    "dpo": {"preferences": DpoSettings()},
+    "reward_model": {"preferences": RewardModelSettings()},
+}
+"""What tells their trainers apart."""
+
+
+def _learn(trainer: Trainer, algorithm: str, groups: list[list[ScoredRollout]]) -> None:
+    if algorithm in ("grpo", "ppo"):
+        trainer.rollout_step(groups)
+        return
+    members = [member for group in groups for member in group]
+    if algorithm == "sft":
+        trainer.sft_step([row for member in members for row in member.rows])
+        return
+    sides = zip(members[::2], members[1::2], strict=False)
+    trainer.preference_step(
+        [Pair(chosen=one.rows[:1], rejected=other.rows[:1], margin=0.0) for one, other in sides]
+    )
+
+
 def take_step(
-    model: Path,
-    weights: str,
-    groups: list[list[ScoredRollout]],
-    scorer: Scorer,
-    ranks: Ranks | None = None,
+    case: Case, model: Path, groups: list[list[ScoredRollout]], ranks: Ranks | None = None
 ) -> Step:
     """Takes one step from the same start and returns its gradient."""
-    full = weights == "full"
-    policy = load_policy(PolicySettings(folder=model, full=full, rank=4), CPU)
+    full = case.weights == "full"
+    settings = PolicySettings(
+        folder=model,
+        full=full,
+        rank=4,
+        value_head=case.algorithm == "ppo",
+        score_head=case.algorithm == "reward_model",
+    )
+    policy = load_policy(settings, CPU)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in policy.parameters.items():
-            if full or "lora_B" in name:
-                # Away from the start, where half of an adapter has no gradient and the KL has none.
+            if full or "lora_B" in name or "value_head" in name:
+                # Away from the start, where much has no gradient and the KL has none.
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.02)
-    settings = TrainerSettings(
-        schedule=ScheduleSettings(learning_rate=1e-3, max_steps=1),
-        max_grad_norm=1e9,
-        rollouts=PolicyGradientSettings(kl_coef=0.1),
-    )
-    trainer = Trainer(policy, settings, ranks)
-    trainer._scorer = scorer
+    schedule = ScheduleSettings(learning_rate=1e-3, max_steps=1)
+    kind = ALGORITHMS[case.algorithm]
+    trainer = Trainer(policy, TrainerSettings(schedule=schedule, max_grad_norm=1e9, **kind), ranks)
+    scorer = PlainScorer(CPU, case.size) if case.plain else TreeScorer(CPU, case.size)
     seen: Gradients = {}
     parts: list[int] = []
 
@@ -153,7 +194,7 @@ def take_step(
 
     trainer._scorer = _Counting(counted)
     trainer.optimizer.register_step_pre_hook(keep)
-    trainer.rollout_step(groups)
+    _learn(trainer, case.algorithm, groups)
     return Step(gradients=seen, parts=parts[0])
 
 
@@ -162,18 +203,18 @@ class _Counting:
     split: Callable[[Any], Any]
 
 
-def _rank(rank: int, meet: str, model: Path, cases: list[tuple[str, int]], out: Path) -> None:
+def _rank(rank: int, meet: str, model: Path, cases: list[Case], out: Path) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
     ranks = Sharded(CPU)
     groups = make_groups(1)
-    steps = [take_step(model, w, groups, TreeScorer(CPU, size), ranks) for w, size in cases]
+    steps = [take_step(case, model, groups, ranks) for case in cases]
     if rank == 0:
         torch.save([(step.gradients, step.parts) for step in steps], out)
     distributed.destroy_process_group()
 
 
-def two_ranks(model: Path, cases: list[tuple[str, int]]) -> list[Step]:
+def two_ranks(model: Path, cases: list[Case]) -> list[Step]:
     """Takes the steps of the cases by two processes."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as home:
@@ -213,19 +254,21 @@ def main() -> None:
         model = Path(home)
         make_model(model)
         groups = make_groups(1)
-        cases = [(weights, size) for weights in kinds for size in (SMALL, ALL)]
+        cases = [Case(weights=weights, size=size) for weights in kinds for size in (SMALL, ALL)]
+        cases += [Case(weights=w, algorithm=a) for w in kinds for a in ALGORITHMS if a != "grpo"]
         ranked = dict(zip(cases, two_ranks(model, cases), strict=True))
         for weights in kinds:
-            measure = take_step(model, weights, groups, PlainScorer(CPU, 1))
+            measure = take_step(Case(weights=weights, size=1, plain=True), model, groups)
             steps = {
-                "packed": take_step(model, weights, groups, PlainScorer(CPU, ALL)),
-                "shared": take_step(model, weights, groups, TreeScorer(CPU, ALL)),
-                "micro-batches": take_step(model, weights, groups, TreeScorer(CPU, SMALL)),
-                "two ranks": ranked[weights, SMALL],
-                "idle rank": ranked[weights, ALL],
+                "packed": take_step(Case(weights=weights, size=ALL, plain=True), model, groups),
+                "shared": take_step(Case(weights=weights, size=ALL), model, groups),
+                "micro-batches": take_step(Case(weights=weights), model, groups),
+                "two ranks": ranked[Case(weights=weights)],
+                "idle rank": ranked[Case(weights=weights, size=ALL)],
             }
             told[weights] = _table(weights, measure, steps)
-    worst = max(told[weights]["worst"] for weights in kinds)
+        told["algorithms"] = _by_algorithm(model, groups, kinds, ranked)
+    worst = max([told[weights]["worst"] for weights in kinds] + list(told["algorithms"].values()))
     print(f"\nlargest: {worst:.1e}, at most {LIMIT:g} is right")
     if arguments.json:
         arguments.json.write_text(json.dumps(told | {"worst": worst}, indent=1), encoding="utf-8")
@@ -246,6 +289,25 @@ def _table(weights: str, measure: Step, steps: dict[str, Step]) -> dict[str, Any
         "differences": found,
         "worst": max(max(of.values()) for of in found.values()),
     }
+
+
+def _by_algorithm(
+    model: Path,
+    groups: list[list[ScoredRollout]],
+    kinds: Sequence[str],
+    ranked: Mapping[Case, Step],
+) -> dict[str, float]:
+    print(f"\ntwo ranks against one process{'':29}" + "".join(f"{kind:>15}" for kind in kinds))
+    found = {}
+    for algorithm in ALGORITHMS:
+        for weights in kinds:
+            case = Case(weights=weights, algorithm=algorithm)
+            alone = take_step(case, model, groups)
+            of = differences(ranked[case].gradients, alone.gradients)
+            found[f"{algorithm}/{weights}"] = max(of.values())
+        figures = (found[f"{algorithm}/{weights}"] for weights in kinds)
+        print(f"{algorithm:58}" + "".join(f"{figure:15.1e}" for figure in figures))
+    return found
 
 
 if __name__ == "__main__":

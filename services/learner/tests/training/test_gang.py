@@ -115,6 +115,9 @@ def test_gradients_are_equal_however_a_batch_is_laid_out_and_by_two_ranks(tmp_pa
         assert parts["micro-batches"] == parts["two ranks"] > 2
         for name, differences in told[weights]["differences"].items():
             assert max(differences.values()) <= 1e-5, name
+    assert len(told["algorithms"]) == 10
+    for case, largest in told["algorithms"].items():
+        assert largest <= 1e-5, case
     assert "model.embed_tokens.weight" in told["full"]["differences"]["two ranks"]
 
 

@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: setup
 setup: .stamps/setup ## Make the virtual environment with everything but vLLM (default)
 
-.stamps/setup: tools/constraints/cpu.txt tools/make/setup.sh protos/setup.py protos/pyproject.toml \
+.stamps/setup: tools/constraints/cpu.txt tools/constraints/requirements.txt tools/make/setup.sh protos/setup.py protos/pyproject.toml \
 		$(shell find protos/hone -name '*.proto') $(wildcard $(addsuffix /pyproject.toml,$(PACKAGES)))
 	@PYTHON=$(PYTHON) VENV=$(VENV) tools/make/setup.sh $(PACKAGES)
 	@mkdir -p .stamps && touch $@

@@ -186,6 +186,14 @@ def test_evaluation_measures_without_training(scripted_suite: Suite, tiny_model:
     assert result["metrics"]["reward/mean"] == pytest.approx((1.0 + 0.85) / 4)
     assert result["metrics"]["rewards/accuracy/mean"] == 0.5
     assert scripted_suite.hone("audit", result["run_id"], "--json")["findings"] == []
+    again = scripted_suite.hone("evaluate", str(job), "rollout.timeout=50s", "--json")["run"]
+    ids = (result["run_id"], again["run_id"])
+    found = scripted_suite.hone("runs", "compare", *ids, "--json")
+    assert found["settings"] == {"rollout.timeout": ["60s", "50s"]}
+    # The same scripts get the same scores, task by task.
+    (one,) = found["held_out"]
+    assert (one["num_tasks"], one["num_left_out"], one["verdict"]) == (12, 0, "no clear difference")
+    assert one["estimate"] == {"value": 0.0, "low": 0.0, "high": 0.0}
 
 
 def test_nothing_is_left_in_the_sandbox_service(scripted_suite: Suite, trained: str) -> None:

@@ -227,6 +227,7 @@ def check_supported(spec: RunSpec) -> None:
 
     Raises:
         FailedPrecondition: a setting asks for more than there is.
+        InvalidArgument: a logger's package is not installed.
     """
     check_installed(spec.metrics.loggers)
     if spec.algorithm == "sft" and spec.data.eval:

@@ -28,7 +28,7 @@ from learner.runner import Runner
 from learner.runs import Run, RunState, RunStore, Step
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec, flat
-from servicekit.errors import FailedPrecondition
+from servicekit.errors import InvalidArgument
 from trajectory.types import ToolDefinition
 
 INSTALLED = [
@@ -201,7 +201,7 @@ def test_logger_that_hangs_holds_the_end_of_a_run_up_no_longer_than_it_may(
 
 
 def test_absent_package_is_refused_with_the_command_that_installs_it() -> None:
-    with pytest.raises(FailedPrecondition) as caught:
+    with pytest.raises(InvalidArgument) as caught:
         check_installed(["tensorboard", "wandb", "mlflow"], lambda name: name == "tensorboard")
     assert caught.value.violations == {
         "metrics.loggers": "found wandb, mlflow, which is not installed at the learner; run: "

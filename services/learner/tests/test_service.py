@@ -19,6 +19,7 @@ from learner.adapters import AdapterStore
 from learner.checkpoints import RolledBack, stored
 from learner.datasets import DatasetStore
 from learner.exports import Exporter
+from learner.loggers.table import is_installed
 from learner.manager import RunManager, RunReporter
 from learner.ports import Stopped
 from learner.rollback import Rollbacks
@@ -354,6 +355,20 @@ def test_step_after_a_torn_line_is_kept(tmp_path: Path) -> None:
     (tmp_path / "run-1" / "metrics.jsonl").write_text('{"step": 0, "pol')
     store.append_step("run-1", Step(step=1, policy_version=1, end_time=0.0, metrics={}))
     assert [step.step for step in store.steps("run-1")] == [1]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
+async def test_run_whose_logger_is_not_installed_is_refused_before_it_exists(
+    stub: Any, learner: Learner, name: str
+) -> None:
+    if is_installed(name):
+        pytest.skip(f"{name} is installed")
+    data = (await upload(stub, json.dumps(ROW).encode())).dataset_id
+    spec = spec_of(data, metrics={"loggers": [name]})
+    with pytest.raises(InvalidArgument) as caught:
+        await stub.StartRun(pb.StartRunRequest(request_id=str(uuid.uuid4()), spec=spec))
+    assert f"pip install 'hone-learner[{name}]'" in caught.value.violations["metrics.loggers"]
+    assert learner.store.all() == []
 
 
 async def test_run_over_pairs_starts_from_a_set_of_pairs_and_of_nothing_else(stub: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from learner.loggers.base import MetricsLogger, RunInfo
-from servicekit.errors import FailedPrecondition
+from servicekit.errors import InvalidArgument
 
 Installed = Callable[[str], bool]
 
@@ -18,7 +18,7 @@ def check_installed(names: Sequence[str], installed: Installed = is_installed) -
     """Refuses loggers whose package is not there, before a run exists.
 
     Raises:
-        FailedPrecondition: names the packages and the command that installs them.
+        InvalidArgument: names the packages and the command that installs them.
     """
     absent = [name for name in names if not installed(name)]
     if absent:
@@ -26,11 +26,7 @@ def check_installed(names: Sequence[str], installed: Installed = is_installed) -
             f"found {', '.join(absent)}, which is not installed at the learner; run: "
             f"pip install 'hone-learner[{','.join(absent)}]'"
         )
-        raise FailedPrecondition(
-            f"metrics.loggers: {said}",
-            reason="LOGGER_NOT_INSTALLED",
-            violations={"metrics.loggers": said},
-        )
+        raise InvalidArgument(f"metrics.loggers: {said}", violations={"metrics.loggers": said})
 
 
 def make_logger(name: str, run: RunInfo) -> MetricsLogger:

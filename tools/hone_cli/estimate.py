@@ -252,11 +252,16 @@ def _seconds(
         "is far faster"
     )
     size, cores = found.shape.num_parameters, found.num_cores
-    share = trained / max(1, trained + measured) if spec.rolls_out else 1.0
+    work, share = tokens.expected, 1.0
+    if sampled is not None:
+        # The rollouts of a group share their prompt, in sampling and in training.
+        group = spec.train.group_size if spec.reinforces else spec.eval.samples
+        work = sampled.expected + (tokens.expected - sampled.expected) / group
+        share = trained / max(1, trained + measured)
     # Forward and back; the weights' own gradients with full weights alone; rollouts are scored once before.
     passes = (6 if spec.train.weights == "full" else 4) + (2 if spec.reinforces else 0)
-    train = 0 if spec.algorithm == "evaluate" else passes * size * tokens.expected * share
-    sample = 2 * size * tokens.expected if spec.rolls_out else 0
+    train = 0 if spec.algorithm == "evaluate" else passes * size * work * share
+    sample = 2 * size * work if sampled is not None else 0
     return train / (ASSUMED_TRAIN_FLOPS * cores) + sample / (ASSUMED_SAMPLE_FLOPS * cores)
 
 

@@ -141,6 +141,33 @@ def test_without_an_earlier_run_the_assumed_speed_is_said_and_more_cores_are_fas
     assert any("100 GFLOP/s for training and 50 for sampling" in text for text in one.assumptions)
 
 
+SMOLLM = ModelShape(
+    num_parameters=134_515_008,
+    num_layers=30,
+    hidden_size=576,
+    vocabulary_size=49_152,
+    linear_shapes={},
+)
+
+
+def test_assumed_speeds_and_memory_are_near_what_was_measured_on_two_cores() -> None:
+    # Figures of the learner's and the rollout service's README: 12.7 s for an update of 8 groups of 8 with prompts of
+    # 110 and 45 sampled tokens, 400 sampled tokens a second, 3.4 to 3.9 GB; 3.7 s for 16 rows of 140 tokens.
+    grpo = spec_of(
+        train={"max_steps": 1, "batch_size": 8, "group_size": 8},
+        rollout={"max_new_tokens": 90, "max_total_tokens": 400},
+    )
+    sft = spec_of("sft", train={"max_steps": 1, "batch_size": 16})
+    for spec, length, seconds in ((grpo, 110, 12.7 + 64 * 45 / 400), (sft, 140, 3.7)):
+        found = estimate(
+            Inputs(spec=spec, train=lengths(length), eval=None, shape=SMOLLM, num_cores=2)
+        )
+        assert found.seconds is not None
+        assert found.memory_bytes is not None
+        assert seconds / 2 < found.seconds < seconds * 2
+        assert 3.9e9 / 2 < found.memory_bytes < 3.4e9 * 2
+
+
 def test_full_weights_take_more_memory_than_an_adapter_and_bfloat16_less() -> None:
     def memory(**fields: Any) -> float:
         found = estimate(Inputs(spec=spec_of(**fields), train=lengths(9), eval=None, shape=SHAPE))

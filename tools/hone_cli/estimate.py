@@ -273,8 +273,11 @@ def _memory(found: Inputs, said: list[str]) -> float | None:
         said.append("memory is not estimated, as the model is not on this machine")
         return None
     each = _BYTES[spec.model.dtype or "float32"]
+    copies = 1
     if spec.train.weights == "full":
         trained = shape.num_parameters
+        # The reference is a frozen copy, where something asks for it.
+        copies += spec.algorithm == "dpo" or (spec.reinforces and spec.train.kl_coef > 0)
     else:
         wanted = spec.lora.target_modules
         trained = sum(
@@ -294,7 +297,9 @@ def _memory(found: Inputs, said: list[str]) -> float | None:
         f"{trained / 1e6:.4g} million trained, {width} tokens at once; within a factor of 2. The rollout "
         "service holds the weights once more"
     )
-    return _BASE_BYTES + shape.num_parameters * each + trained * _TRAINED_BYTES + activations
+    return (
+        _BASE_BYTES + copies * shape.num_parameters * each + trained * _TRAINED_BYTES + activations
+    )
 
 
 def _cost(

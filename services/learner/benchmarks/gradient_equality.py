@@ -7,6 +7,7 @@ and of full weights. What each row by itself gives is the measure; beside it sta
     shared         all rows in one tree, what they begin with computed once
     micro-batches  trees of at most 64 tokens
     two ranks      the same trees over two processes (FSDP2 over gloo)
+    recomputed     the same, with activations computed again for the backward pass
     idle rank      one tree over two processes, of which one has nothing to compute
 
 A last table has two ranks against one process for each algorithm, the largest over all parameters. It ends with 1
@@ -71,6 +72,8 @@ class Case:
     """Tokens of a micro-batch."""
     plain: bool = False
     """Rows side by side rather than in trees."""
+    checkpointing: bool = False
+    """Compute activations again for the backward pass."""
 
 
 def make_model(folder: Path) -> None:
@@ -169,6 +172,7 @@ def take_step(
         rank=4,
         value_head=case.algorithm == "ppo",
         score_head=case.algorithm == "reward_model",
+        checkpointing=case.checkpointing,
     )
     policy = load_policy(settings, CPU)
     generator = torch.Generator().manual_seed(5)
@@ -255,6 +259,7 @@ def main() -> None:
         make_model(model)
         groups = make_groups(1)
         cases = [Case(weights=weights, size=size) for weights in kinds for size in (SMALL, ALL)]
+        cases += [Case(weights=weights, checkpointing=True) for weights in kinds]
         cases += [Case(weights=w, algorithm=a) for w in kinds for a in ALGORITHMS if a != "grpo"]
         ranked = dict(zip(cases, two_ranks(model, cases), strict=True))
         for weights in kinds:
@@ -264,6 +269,7 @@ def main() -> None:
                 "shared": take_step(Case(weights=weights, size=ALL), model, groups),
                 "micro-batches": take_step(Case(weights=weights), model, groups),
                 "two ranks": ranked[Case(weights=weights)],
+                "recomputed": ranked[Case(weights=weights, checkpointing=True)],
                 "idle rank": ranked[Case(weights=weights, size=ALL)],
             }
             told[weights] = _table(weights, measure, steps)

@@ -179,6 +179,9 @@ def test_full_weights_take_more_memory_than_an_adapter_and_bfloat16_less() -> No
     assert memory(lora={"rank": 8}) - adapter == trained * 16
     assert memory(lora={"rank": 4, "target_modules": ["q_proj"]}) - adapter == -4 * 192 * 16
     assert memory(train={"weights": "full"}) - adapter == (1_000_000 - trained) * 16
+    # The reference is a copy of its own where the KL counts.
+    copied = memory(train={"weights": "full", "kl_coef": 0.1}) - memory(train={"weights": "full"})
+    assert copied == 1_000_000 * 4
     assert memory(lora={"rank": 4}, model={"path": "m", "dtype": "bfloat16"}) < adapter
 
 

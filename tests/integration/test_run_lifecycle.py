@@ -166,22 +166,20 @@ def test_run_goes_back_and_on_and_is_exported(
 
 
 def test_run_that_was_stopped_goes_back_and_trains_on(
-    scripted_suite: Suite, tiny_model: Path, tmp_path: Path
+    scripted_suite: Suite, tiny_model: Path
 ) -> None:
     suite = scripted_suite
-    train = {"max_steps": 8, "max_staleness": 1, "keep_checkpoints": 9}
+    train = {"max_steps": 30, "batch_size": 1, "max_staleness": 1, "keep_checkpoints": 99}
     run_id = start(suite, write_job(suite.folder, tiny_model, train=train))
-    wait_until("three steps", has_steps(folder_of(suite, run_id), 3), seconds=120, suite=suite)
-    going = suite.hone("train", "--rollback", run_id, ok=False)
-    assert going.returncode == 1
-    assert "hone stop" in going.stderr
+    wait_until("two steps", has_steps(folder_of(suite, run_id), 2), seconds=120, suite=suite)
     suite.hone("stop", run_id)
     suite.hone("stop", run_id)
     at = shown(suite, run_id)["run"]["step"]
+    assert 2 <= at < 30
     back = suite.hone("train", "--rollback", run_id, "--to", "1", "--json")
     assert back["run"]["policy_version"] == at + 2
     suite.hone("train", "--resume", run_id, "--json")
     found = shown(suite, run_id)
-    assert [step["step"] for step in found["steps"]] == list(range(8))
-    assert found["steps"][-1]["policy_version"] == 8 + 2
+    assert [step["step"] for step in found["steps"]] == list(range(30))
+    assert found["steps"][-1]["policy_version"] == 30 + 2
     assert suite.hone("audit", run_id, "--json")["findings"] == []

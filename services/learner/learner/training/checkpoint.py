@@ -154,12 +154,6 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
             f"{folder}: the checkpoint {'has' if has_reference else 'has no'} reference adapter, "
             "the run's settings say otherwise"
         )
-    if checkpoint.reference_hash != trainer.policy.reference_hash:
-        raise CheckpointError(
-            f"{folder}: the run's reference had hash {checkpoint.reference_hash or 'none'}, the one that its settings "
-            f"name has {trainer.policy.reference_hash or 'none'}; the files of model.path, model.adapter or "
-            "model.reference have changed"
-        )
     try:
         known = set(FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata)
         _expect_optimizer(trainer, known)
@@ -170,9 +164,17 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
                 f"{folder}: the checkpoint is of other weights: {len(missing)} are missing, {len(further)} unknown, "
                 f"first {(missing + further)[0]}"
             )
+        if checkpoint.reference_hash != trainer.policy.reference_hash:
+            raise CheckpointError(
+                f"{folder}: the run's base or reference had hash {checkpoint.reference_hash or 'none'}, the one that "
+                f"its settings name has {trainer.policy.reference_hash or 'none'}; the files of model.path, "
+                "model.adapter or model.reference have changed"
+            )
         with torch.no_grad(), _quiet():
             load(wanted, checkpoint_id=folder / SHARDS, no_dist=trainer.ranks.count == 1)
         torch.set_rng_state(torch.load(folder / RANDOM, weights_only=True))
+    except CheckpointError:
+        raise
     except DAMAGE as error:
         raise CheckpointError(f"{folder}: {error}") from error
     trainer.step = checkpoint.step

@@ -30,11 +30,17 @@ class LoraPolicy(Policy):
     """A causal language model with an adapter; see the module."""
 
     def __init__(
-        self, model: Any, *, has_reference: bool, value_head: torch.nn.Linear | None = None
+        self,
+        model: Any,
+        *,
+        has_reference: bool,
+        base_hash: str = "",
+        value_head: torch.nn.Linear | None = None,
     ) -> None:
-        """Takes the model; use `load_policy`."""
+        """Takes the model, and the hash of its frozen weights; use `load_policy`."""
         self._peft = model
         self._has_reference = has_reference
+        self._base_hash = base_hash
         super().__init__(model, value_head)
 
     @property
@@ -54,6 +60,11 @@ class LoraPolicy(Policy):
     def has_reference_adapter(self) -> bool:
         """Whether the reference is an adapter of its own; else it is the base."""
         return self._has_reference
+
+    @property
+    def reference_hash(self) -> str:
+        """SHA-256 of the frozen model, over which every adapter stands."""
+        return self._base_hash
 
     @contextmanager
     def reference(self) -> Iterator[Any]:

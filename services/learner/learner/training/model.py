@@ -12,7 +12,7 @@ import transformers
 
 from learner.training.attention import TREE_ATTENTION, register_tree_attention
 from learner.training.checkpointing import checkpoint_activations
-from learner.training.full import FullPolicy, check_trainable
+from learner.training.full import FullPolicy, check_trainable, weights_hash
 from learner.training.lora import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -84,6 +84,7 @@ def load_policy(settings: PolicySettings, device: torch.device | None = None) ->
 
 
 def _lora(base: Any, settings: PolicySettings, head: torch.nn.Linear | None) -> LoraPolicy:
+    base_hash = weights_hash(base)
     if settings.adapter is None:
         model: Any = _new_adapter(base, settings)
     else:
@@ -100,7 +101,7 @@ def _lora(base: Any, settings: PolicySettings, head: torch.nn.Linear | None) -> 
         model.load_adapter(str(folder), adapter_name=REFERENCE, is_trainable=False)
         model.base_model.set_adapter(POLICY)
     model.eval()
-    return LoraPolicy(model, has_reference=folder is not None, value_head=head)
+    return LoraPolicy(model, has_reference=folder is not None, base_hash=base_hash, value_head=head)
 
 
 def _full(base: Any, settings: PolicySettings, head: torch.nn.Linear | None) -> FullPolicy:

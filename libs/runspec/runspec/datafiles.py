@@ -229,7 +229,7 @@ def _datasets(path: Path) -> Any:
     except ImportError as error:
         raise DataFileError(
             f"{path} is read with the package datasets, which is not installed; run: "
-            "pip install 'hone-runspec[datasets]', or give a JSONL file"
+            "pip install datasets, or give a JSONL file"
         ) from error
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()

@@ -205,7 +205,7 @@ def test_absent_package_is_refused_with_the_command_that_installs_it() -> None:
         check_installed(["tensorboard", "wandb", "mlflow"], lambda name: name == "tensorboard")
     assert caught.value.violations == {
         "metrics.loggers": "found wandb, mlflow, which is not installed at the learner; run: "
-        "pip install 'hone-learner[wandb,mlflow]'"
+        "pip install wandb mlflow"
     }
 
 

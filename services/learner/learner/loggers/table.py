@@ -24,7 +24,7 @@ def check_installed(names: Sequence[str], installed: Installed = is_installed) -
     if absent:
         said = (
             f"found {', '.join(absent)}, which is not installed at the learner; run: "
-            f"pip install 'hone-learner[{','.join(absent)}]'"
+            f"pip install {' '.join(absent)}"
         )
         raise InvalidArgument(f"metrics.loggers: {said}", violations={"metrics.loggers": said})
 

@@ -212,7 +212,9 @@ class Figures:
     overlap_share: float
 
 
-async def measure(url: str, *, max_staleness: int, steps: int, cost: float, seed: int) -> Figures:
+async def measure(
+    url: str, folder: Path, *, max_staleness: int, steps: int, cost: float, seed: int
+) -> Figures:
     """Carries out one run."""
     run_id = f"bench-{max_staleness}-{seed}"
     spec = RunSpec.model_validate(
@@ -248,7 +250,7 @@ async def measure(url: str, *, max_staleness: int, steps: int, cost: float, seed
             ),
             report=report,
             stop=asyncio.Event(),
-            folder=Path(),
+            folder=folder / run_id,
             monotonic=time.monotonic,
         )
         engine = asyncio.create_task(Engine(bus, core.versions, cost).run(stop))
@@ -282,6 +284,7 @@ def main() -> None:
             found[max_staleness] = asyncio.run(
                 measure(
                     server.url,
+                    Path(folder),
                     max_staleness=max_staleness,
                     steps=given.steps,
                     cost=given.cost,

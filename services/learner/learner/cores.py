@@ -140,7 +140,12 @@ class TorchCore:
             threads=self._settings.threads,
         )
         if spec.train.processes > 1:
-            self._opened = Gang(settings, spec.train.processes, self._folder / "ranks")
+            self._opened = Gang(
+                settings,
+                spec.train.processes,
+                self._folder / "ranks",
+                silence_seconds=self._settings.rank_silence_seconds,
+            )
         else:
             self._opened = Session(settings)
         return self._opened.restore()

@@ -6,6 +6,7 @@ The ranks are processes of this machine that run `learner.training.rank`, and kn
 """
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,11 +45,22 @@ LAST_WORDS = 600
 class Gang:
     """Has the methods of `training.session.Session`, done by several ranks."""
 
-    def __init__(self, settings: "SessionSettings", processes: int, logs: Path) -> None:
-        """Starts nothing yet; each rank's output goes to a file in `logs`."""
+    def __init__(
+        self,
+        settings: "SessionSettings",
+        processes: int,
+        logs: Path,
+        *,
+        silence_seconds: float = math.inf,
+    ) -> None:
+        """Starts nothing yet; each rank's output goes to a file in `logs`.
+
+        A step in which no micro-batch ends for `silence_seconds` is given up: a rank hangs.
+        """
         self._settings = settings
         self._count = processes
         self._logs = logs
+        self._silence_seconds = silence_seconds
         self._home: Path | None = None
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._connection: Connection | None = None
@@ -161,6 +174,7 @@ class Gang:
         """Has all ranks do something, and returns what the first one returns."""
         connection = self._talk()
         told = False
+        heard = time.monotonic()
         try:
             connection.send((name, arguments))
             while True:
@@ -169,8 +183,11 @@ class Gang:
                     told = True
                 if not connection.poll(POLL_SECONDS):
                     self._check_alive()
+                    if progress is not None and time.monotonic() - heard > self._silence_seconds:
+                        raise self._silent(name)
                     continue
                 kind, value = connection.recv()
+                heard = time.monotonic()
                 if kind == "progress" and progress is not None:
                     progress(*value)
                 elif kind == "raised":
@@ -192,6 +209,15 @@ class Gang:
             lost = self._lost()
             self._end(1.0)
             raise lost
+
+    def _silent(self, name: str) -> Unavailable:
+        """Ends ranks of which one hangs, and returns the error that says so."""
+        self._end(0.0)
+        return Unavailable(
+            f"{name}: no micro-batch ended for {self._silence_seconds:g} s, so that one of the {self._count} training "
+            f"ranks hangs; all were ended, {self._logs} has their output; resume the run to go on from its checkpoint",
+            reason="RANK_SILENT",
+        )
 
     def _cause(self, raised: Exception) -> Exception:
         """Returns what the first rank raised, or that another rank has ended where that is why."""

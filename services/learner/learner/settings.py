@@ -19,3 +19,5 @@ class LearnerSettings(ServiceSettings):
     """Threads of torch; 0 means one per core."""
     max_dataset_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
     """Largest data set that is taken."""
+    rank_silence_seconds: float = Field(default=1800.0, gt=0)
+    """With several processes: a step in which no micro-batch ends for so long is given up, as a process hangs."""

@@ -90,15 +90,27 @@ def test_a_gang_learns_as_one_process_and_goes_on_as_one_after_a_rank_was_killed
         third = gang.rollout_step(batches[2], quiet, stop)
         assert third == pytest.approx(figures[2], rel=1e-4, abs=1e-6)
         gang.export(tmp_path / "gang" / "model")
-        stop.set()
+        ended = threading.Event()
+        ended.set()
         with pytest.raises(Stopped):
-            gang.rollout_step(batches[2], quiet, stop)
+            gang.rollout_step(batches[2], quiet, ended)
     found, wanted = (
         load_file(tmp_path / name / "model" / "model.safetensors") for name in ("gang", "alone")
     )
     assert found.keys() == wanted.keys()
     for name, weight in wanted.items():
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
+
+
+def test_a_rank_that_hangs_ends_the_step(
+    tiny_folder: Path, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    settings = settings_of(tiny_folder, tmp_path, kl_coef=0.0)
+    with opened(Gang(settings, 2, tmp_path / "ranks", silence_seconds=2)) as gang:
+        gang.restore()
+        os.kill(gang.process_ids[1], signal.SIGSTOP)
+        with pytest.raises(Unavailable, match="rollout_step: no micro-batch ended for 2 s"):
+            gang.rollout_step(make_groups(0), quiet, threading.Event())
 
 
 def test_gradients_are_equal_however_a_batch_is_laid_out_and_by_two_ranks(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from learner.alarms import PREFIX, Alarm, Figures, Limits, new_alarms
 from learner.ports import Stopped
 from runspec.schema import HealthSpec
 
+MAX_STEPS = 2000
+"""Steps that alarms look back on, besides the first window: judging a step must not grow dearer for ever."""
+
 
 class AlarmStop(Stopped):
     """An alarm ended the run after a step that is saved."""
@@ -30,12 +33,19 @@ class RunHealth:
             kl_rise=spec.kl_rise,
             held_out=spec.held_out,
         )
-        self._history = list(history)
+        self._history: list[Figures] = []
+        for figures in history:
+            self._take(figures)
 
     def judge(self, figures: Figures) -> list[Alarm]:
         """Takes in the figures of a step and returns the alarms that it raised."""
-        self._history.append(figures)
+        self._take(figures)
         return new_alarms(self._history, self._limits)
+
+    def _take(self, figures: Figures) -> None:
+        self._history.append(figures)
+        if len(self._history) > self._limits.window + MAX_STEPS:
+            del self._history[self._limits.window]
 
     def check(self, step: int, alarms: Sequence[Alarm]) -> None:
         """Ends the run where its spec asks for it.

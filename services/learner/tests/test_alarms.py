@@ -16,6 +16,8 @@ from learner.alarms import (
     new_alarms,
     standing_alarms,
 )
+from learner.health import MAX_STEPS, RunHealth
+from runspec.schema import HealthSpec
 
 LIMITS = Limits()
 
@@ -199,3 +201,13 @@ def test_sound_runs_of_sixty_steps_hardly_ever_raise_an_alarm(
             detect(history[:end], LIMITS) for end in ends for detect in DETECTORS.values()
         )
     assert alarmed <= allowed
+
+
+def test_long_runs_are_judged_by_their_start_and_their_last_steps() -> None:
+    spec = HealthSpec()
+    start, later = {"entropy": 1.0, OFF_TASK: -1.0}, {"entropy": 0.5}
+    health = RunHealth(spec, [start] * 5 + [later] * 3 * MAX_STEPS)
+    assert len(health._history) == spec.window + MAX_STEPS
+    raised = [alarm.kind for _ in range(5) for alarm in health.judge({"entropy": 0.01})]
+    assert raised == ["entropy_collapse"]
+    assert [alarm.kind for alarm in health.judge({OFF_TASK: -1.2})] == ["forgetting"]

@@ -80,10 +80,16 @@ def pandalm() -> list[PreferenceRow]:
 SETS: dict[str, Callable[[], list[PreferenceRow]]] = {"hh_rlhf": hh_rlhf, "pandalm": pandalm}
 
 
-def split(rows: Sequence[PreferenceRow], count: Callable[[Any], int], limit: int) -> Split:
+def split(
+    rows: Sequence[PreferenceRow], count: Callable[[Any], int], limit: int, *, with_prompt: bool
+) -> Split:
     """Shuffles and divides; of a small set fewer pairs are learned from, so that enough are kept back."""
     longest = [
-        max(count((*row.prompt, *side)) for side in (row.chosen, row.rejected)) for row in rows
+        max(
+            count((*row.prompt, *side) if with_prompt else side)
+            for side in (row.chosen, row.rejected)
+        )
+        for row in rows
     ]
     order = list(range(len(rows)))
     random.Random(0).shuffle(order)
@@ -111,7 +117,14 @@ def length_only(
 
 
 def measure(
-    name: str, folder: Path, *, limit: int, epochs: float, rate: float, seed: int
+    name: str,
+    folder: Path,
+    *,
+    limit: int,
+    epochs: float,
+    rate: float,
+    seed: int,
+    with_prompt: bool,
 ) -> dict[str, float]:
     """Trains on one set and returns its figures."""
     tokenizer = load_tokenizer(folder)
@@ -131,7 +144,7 @@ def measure(
         ]
 
     everything = SETS[name]()
-    found = split(everything, count, limit)
+    found = split(everything, count, limit, with_prompt=with_prompt)
     train, held_out = pairs(found.train), pairs(found.held_out)
     steps = max(1, int(len(train) * epochs / BATCH))
     schedule = ScheduleSettings(
@@ -176,6 +189,9 @@ def main() -> None:
         "--rate", type=float, default=3e-4, help="of LoRA; the head's is 10 times it"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--responses", action="store_true", help="count the tokens of responses, without prompts"
+    )
     parser.add_argument("--threads", type=int, default=0, help="0 means as torch chooses")
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--json", type=Path, help="keep the figures in this file too")
@@ -195,6 +211,7 @@ def main() -> None:
             epochs=given.epochs,
             rate=given.rate,
             seed=given.seed,
+            with_prompt=not given.responses,
         )
         result[name] = found
         print(

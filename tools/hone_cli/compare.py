@@ -3,11 +3,14 @@
 Pure; `queries` asks the services, `render_compare` writes for people. The others are compared with the first run.
 """
 
+import math
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
+from hone_cli.bradley_terry import NoStrengths, strengths
 from hone_cli.demo.statistics import Estimate, TaskValues, paired_difference
 
 _HIGHER = re.compile(
@@ -89,6 +92,17 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """How strong each run is on the tasks that all evaluated, by who did better on each (Bradley-Terry)."""
+
+    num_tasks: int
+    strengths: Sequence[float] | None
+    """In the order of the runs, with geometric mean 1: run i does better than j with chance s_i / (s_i + s_j)."""
+    reason: str = ""
+    """Why there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Everything that differs."""
 
@@ -101,6 +115,8 @@ class Comparison:
     curves: Mapping[int, Sequence[float | None]]
     """The main figure by step."""
     differences: Sequence[Difference] = field(default=())
+    ranking: Ranking | None = None
+    """Of three runs or more."""
 
 
 def compare(runs: Sequence[RunFigures]) -> Comparison:
@@ -114,6 +130,7 @@ def compare(runs: Sequence[RunFigures]) -> Comparison:
         main=main,
         curves=_curves(main, runs),
         differences=[_difference(runs[0], run) for run in runs[1:]],
+        ranking=_ranking(runs) if len(runs) > 2 else None,
     )
 
 
@@ -188,12 +205,7 @@ def _difference(first: RunFigures, other: RunFigures) -> Difference:
     assert before is not None
     assert after is not None
     same_set = before.data_set == after.data_set
-    # Ids that a person gave may stand for other tasks in another set; those made of the content do not.
-    shared = [
-        task
-        for task in before.scores
-        if task in after.scores and (same_set or _OF_CONTENT.fullmatch(task))
-    ]
+    shared = _shared([before, after])
     left_out = len(before.scores.keys() | after.scores.keys()) - len(shared)
     if len(shared) < MIN_TASKS:
         what = "" if same_set else " of different data sets"
@@ -207,3 +219,40 @@ def _difference(first: RunFigures, other: RunFigures) -> Difference:
     return Difference(
         run_id=other.run_id, num_tasks=len(shared), num_left_out=left_out, estimate=estimate
     )
+
+
+def _shared(evaluations: Sequence[HeldOut]) -> list[str]:
+    """Returns the tasks that all have scored.
+
+    Ids that a person gave may stand for other tasks in another set; those made of the content do not.
+    """
+    first = evaluations[0]
+    same_set = all(one.data_set == first.data_set for one in evaluations)
+    return [
+        task
+        for task in first.scores
+        if all(task in one.scores for one in evaluations)
+        and (same_set or _OF_CONTENT.fullmatch(task))
+    ]
+
+
+def _ranking(runs: Sequence[RunFigures]) -> Ranking:
+    evaluations = [run.held_out for run in runs if run.held_out is not None]
+    tasks = _shared(evaluations) if len(evaluations) == len(runs) else []
+    if len(tasks) < MIN_TASKS:
+        reason = f"all have scored {len(tasks)} same tasks, and fewer than {MIN_TASKS} tell nothing"
+        return Ranking(num_tasks=len(tasks), strengths=None, reason=reason)
+    means = [[fmean(one.scores[task]) for task in tasks] for one in evaluations]
+    wins = [
+        [sum(_won(a, b) for a, b in zip(mine, theirs, strict=True)) for theirs in means]
+        for mine in means
+    ]
+    try:
+        return Ranking(num_tasks=len(tasks), strengths=strengths(wins))
+    except NoStrengths as error:
+        return Ranking(num_tasks=len(tasks), strengths=None, reason=str(error))
+
+
+def _won(mine: float, theirs: float) -> float:
+    """Returns 1 for a win, and half of one for a tie."""
+    return 0.5 if math.isclose(mine, theirs, abs_tol=1e-9) else float(mine > theirs)

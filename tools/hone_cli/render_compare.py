@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from string import ascii_uppercase
 
-from hone_cli.compare import Comparison, Difference, Extreme, Figure
+from hone_cli.compare import Comparison, Difference, Extreme, Figure, Ranking
 from hone_cli.demo.statistics import NUM_RESAMPLES
 from hone_cli.render_run import console
 from hone_cli.runview import COLUMNS
@@ -34,6 +34,7 @@ def as_plain(found: Comparison) -> dict[str, object]:
             asdict(one) | {"against": found.runs[0].run_id, "verdict": one.verdict}
             for one in found.differences
         ],
+        "ranking": None if found.ranking is None else asdict(found.ranking),
     }
 
 
@@ -65,6 +66,9 @@ def print_comparison(found: Comparison, *, everything: bool = False) -> None:
     for one, letter in zip(found.differences, letters[1:], strict=True):
         out.print("")
         out.print(_difference(found, one, letter))
+    if found.ranking is not None:
+        out.print("")
+        out.print(_ranking(found.ranking, letters))
 
 
 def _left(*right: str) -> frozenset[str]:
@@ -147,4 +151,16 @@ def _difference(found: Comparison, one: Difference, letter: str) -> str:
         f"{high:+.4g}: {one.verdict}\n"
         f"  {one.num_tasks} tasks that both evaluated, A after {first.step} updates and {letter} after "
         f"{other.step}{left_out}; paired bootstrap of the tasks, {NUM_RESAMPLES} resamples"
+    )
+
+
+def _ranking(ranking: Ranking, letters: str) -> str:
+    if ranking.strengths is None:
+        return f"ranking: none, as {ranking.reason}"
+    order = sorted(zip(ranking.strengths, letters, strict=True), reverse=True)
+    told = ", ".join(f"{letter} {strength:.3g}" for strength, letter in order)
+    return (
+        f"ranking: {told}\n"
+        f"  Bradley-Terry strengths by who did better on each of the {ranking.num_tasks} tasks that all "
+        "evaluated, ties half"
     )

@@ -8,6 +8,7 @@ from hone.common.v1 import identity_pb2
 from hone.console.v1 import console_pb2
 from hone.learner.v1 import learner_pb2
 
+from hone_cli.bradley_terry import strengths
 from hone_cli.compare import Comparison, HeldOut, RunFigures, compare, held_out_of
 from hone_cli.text import sparkline
 from runspec.convert import run_spec_to_proto
@@ -233,3 +234,34 @@ def test_curves_of_one_run_are_drawn(two_runs: Any) -> None:
         if line.startswith("  reward/mean  ") and " to " in line
     ]
     assert line.endswith("0.1 to 0.9")
+
+
+def test_three_runs_are_ranked_by_who_did_better_on_each_task() -> None:
+    # Of ten tasks A beats B in 6, ties with it in 1 and loses 3; C has 0.4 everywhere, by two samples.
+    a = {f"t{i}": [1.0] for i in range(7)} | {f"t{i}": [0.0] for i in range(7, 10)}
+    b = {f"t{i}": [0.5] for i in range(6)} | {f"t{i}": [1.0] for i in range(6, 10)}
+    c = {f"t{i}": [0.2, 0.6] for i in range(10)}
+    runs = [run(n, [0.1], held_out=held(s)) for n, s in (("a", a), ("b", b), ("c", c))]
+    found = compare(runs).ranking
+    assert found is not None
+    assert found.strengths is not None
+    wins = [[0, 6.5, 7], [3.5, 0, 10], [3, 0, 0]]
+    assert found.strengths == pytest.approx(strengths(wins))
+    assert found.num_tasks == 10
+    beaten = compare([*runs[:2], run("d", [0.1], held_out=held(dict.fromkeys(a, [-1.0])))]).ranking
+    assert beaten is not None
+    assert beaten.strengths is None
+    assert "won all games" in beaten.reason
+
+
+def test_two_runs_are_not_ranked_and_three_need_the_same_tasks() -> None:
+    scores = {f"t{i}": [0.5] for i in range(5)}
+    runs = [run(name, [0.1], held_out=held(scores)) for name in "ab"]
+    assert compare(runs).ranking is None
+    other = run("c", [0.1], held_out=held({f"u{i}": [0.5] for i in range(5)}))
+    ranking = compare([*runs, other]).ranking
+    assert ranking is not None
+    assert "scored 0 same tasks" in ranking.reason
+    without = compare([*runs, run("c", [0.1])]).ranking
+    assert without is not None
+    assert without.strengths is None

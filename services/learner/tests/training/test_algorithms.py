@@ -275,6 +275,27 @@ class TestSharedCases:
         none = [()] * sum(len(group) for group in scores)
         assert teaches(earned_by_turn(scores, none)) == found["expected"]["keep"]
 
+    def test_groups_with_a_signal(self, case: Any) -> None:
+        found = case("variance_classes")
+        scores = [_tensor(samples) for samples in found["inputs"]["samples"]]
+        none = [()] * sum(len(samples) for samples in scores)
+        wanted = [row["has_signal"] for row in found["expected"]["rows"]]
+        assert teaches(earned_by_turn(scores, none)) == wanted
+
+    def test_weights_do_not_depend_on_how_a_step_is_accumulated(self, case: Any) -> None:
+        found = case("trl_misscale")
+        batch = PolicyGradient(PolicyGradientSettings()).batch(
+            [[_rollout(index % 2, 1 + index % 5) for index in range(64)]]
+        )
+        size = batch.tokens.num_tokens
+        for (_, accumulated), factor in zip(
+            found["inputs"]["cases"], found["expected"]["right_factor"], strict=True
+        ):
+            # A loss of 1 everywhere has the mean 1, whatever lies in which micro-batch.
+            parts = np.array_split(batch.weights_T, accumulated)
+            assert sum(len(part) for part in parts) == size
+            assert math.fsum(part.sum() for part in parts) == pytest.approx(factor, abs=1e-12)
+
     def test_importance_weights_of_a_long_row(self, case: Any) -> None:
         found = case("tis_length_blowup")
         inputs, expected = found["inputs"], found["expected"]

@@ -61,7 +61,9 @@ def test_a_detour_is_learned_from_rewards_of_turns_and_not_from_direct_examples(
     trainer = _trainer(learner, 120, kind="linear", turn_rewards=True)
     before = mean_score(roll_out(learner, world, generator, num_groups=32))
     for _ in range(120):
-        trainer.rollout_step(roll_out(learner, world, generator, group_size=16, by_turn=True))
+        trainer.rollout_step(
+            roll_out(learner, world, generator, num_groups=16, group_size=16, by_turn=True)
+        )
     learned = mean_score(roll_out(learner, world, generator, num_groups=32))
     print(f"detour seed {seed}: imitated {imitated:.3f}, rewarded {before:.3f} -> {learned:.3f}")
     assert imitated < 0.2

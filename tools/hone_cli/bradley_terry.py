@@ -4,7 +4,8 @@
     p_i         <- W_i / sum over j of n_ij / (p_i + p_j)       Hunter 2004, eq. 3 (MM), until nothing moves
 
 W_i counts the wins of i, n_ij the games of i and j; a tie is half a win for each. Only ratios of strengths mean
-anything, so their geometric mean is 1. A maximum exists only where no set of players has won all games against the others.
+anything, so their geometric mean is 1. A maximum exists only where no set of players has won all games against the
+others.
 """
 
 import math

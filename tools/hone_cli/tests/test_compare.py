@@ -248,7 +248,8 @@ def test_three_runs_are_ranked_by_who_did_better_on_each_task() -> None:
     wins = [[0, 6.5, 7], [3.5, 0, 10], [3, 0, 0]]
     assert found.strengths == pytest.approx(strengths(wins))
     assert found.num_tasks == 10
-    beaten = compare([*runs[:2], run("d", [0.1], held_out=held(dict.fromkeys(a, [-1.0])))]).ranking
+    last = run("d", [0.1], held_out=held({task: [-1.0] for task in a}))
+    beaten = compare([*runs[:2], last]).ranking
     assert beaten is not None
     assert beaten.strengths is None
     assert "won all games" in beaten.reason

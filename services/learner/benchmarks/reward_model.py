@@ -1,10 +1,11 @@
 """Accuracy of a reward model on pairs that it did not see, beside the rule that looks at the length alone.
 
 SmolLM2-135M with LoRA and a score head learns from up to 400 pairs whose conversations have at most 96 tokens of text,
-of hh-rlhf (harmless) and of PandaLM (by the majority of three people, without ties), and is asked about 300 others,
-short ones first. PandaLM has 999 comparisons, of which 558 have a winner and responses that differ, and 288 of these
-are short; so 258 of them are learned from and all others are asked about, 30 short and 270 longer ones. The data lie
-in ../shared/data (or HONE_SHARED).
+of hh-rlhf (harmless) and of PandaLM (by the majority of three people, without ties), and is asked about up to 300
+others, short ones first, then such of at most `--longest` tokens. PandaLM has 999 comparisons; 558 have a winner and
+responses that differ; of these 288 have at most 96 tokens and 391 at most 160. So 192 short ones are learned from and
+the other 199 are asked about; 300 can be had with `--longest 0` alone, where 258 are learned from and 270 of the 300
+are longer than all of them. The data lie in ../shared/data (or HONE_SHARED).
 
 Beside the accuracy stands the rule that looks at the length alone: on the same pairs, and on the whole set.
 """
@@ -12,6 +13,7 @@ Beside the accuracy stands the rule that looks at the length alone: on the same 
 import argparse
 import gzip
 import json
+import math
 import os
 import random
 import time
@@ -81,23 +83,19 @@ SETS: dict[str, Callable[[], list[PreferenceRow]]] = {"hh_rlhf": hh_rlhf, "panda
 
 
 def split(
-    rows: Sequence[PreferenceRow], count: Callable[[Any], int], limit: int, *, with_prompt: bool
+    rows: Sequence[PreferenceRow], count: Callable[[Any], int], limit: int, upto: int
 ) -> Split:
     """Shuffles and divides; of a small set fewer pairs are learned from, so that enough are kept back."""
     longest = [
-        max(
-            count((*row.prompt, *side) if with_prompt else side)
-            for side in (row.chosen, row.rejected)
-        )
-        for row in rows
+        max(count((*row.prompt, *side)) for side in (row.chosen, row.rejected)) for row in rows
     ]
     order = list(range(len(rows)))
     random.Random(0).shuffle(order)
     short = [row for row in order if longest[row] <= SHORT]
-    longer = [row for row in order if longest[row] > SHORT]
-    num_held_out = min(limit, HELD_OUT)
-    num_train = min(limit, TRAIN, len(short), len(rows) - num_held_out)
-    held_out = [*short[num_train:], *longer][:num_held_out]
+    longer = [row for row in order if longest[row] > SHORT and longest[row] <= (upto or math.inf)]
+    to_spare = len(short) + len(longer) - HELD_OUT
+    num_train = min(limit, TRAIN, len(short), max(to_spare, len(short) * 2 // 3))
+    held_out = [*short[num_train:], *longer][: min(limit, HELD_OUT)]
     return Split(
         train=[rows[row] for row in short[:num_train]], held_out=[rows[row] for row in held_out]
     )
@@ -124,7 +122,7 @@ def measure(
     epochs: float,
     rate: float,
     seed: int,
-    with_prompt: bool,
+    longest: int,
 ) -> dict[str, float]:
     """Trains on one set and returns its figures."""
     tokenizer = load_tokenizer(folder)
@@ -144,7 +142,7 @@ def measure(
         ]
 
     everything = SETS[name]()
-    found = split(everything, count, limit, with_prompt=with_prompt)
+    found = split(everything, count, limit, longest)
     train, held_out = pairs(found.train), pairs(found.held_out)
     steps = max(1, int(len(train) * epochs / BATCH))
     schedule = ScheduleSettings(
@@ -190,7 +188,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--responses", action="store_true", help="count the tokens of responses, without prompts"
+        "--longest", type=int, default=160, help="tokens of pairs that are asked about; 0 means any"
     )
     parser.add_argument("--threads", type=int, default=0, help="0 means as torch chooses")
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
@@ -211,7 +209,7 @@ def main() -> None:
             epochs=given.epochs,
             rate=given.rate,
             seed=given.seed,
-            with_prompt=not given.responses,
+            longest=given.longest,
         )
         result[name] = found
         print(

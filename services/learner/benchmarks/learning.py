@@ -1,7 +1,7 @@
 """Rewards teach a real model: GRPO and PPO on SmolLM2-135M, one seed each, on word problems with a calculator.
 
-Both start from the same warm-up by imitation (see `word_problems`). The reward of held-out problems is measured before
-and after; the run fails where it rises by less than 0.2.
+Both start from the same warm-up by imitation (see `support/word_problems.py`). The reward of held-out problems is
+measured before and after; the run fails where it rises by less than 0.2.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import torch
-from word_problems import WordProblems
+from support.word_problems import WordProblems
 
 from learner.ports import ScoredRollout
 from learner.training.algorithms.policy_gradient import PolicyGradientSettings
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=Path(".hone/models"))
     parser.add_argument("--algorithms", nargs="+", choices=list(ROLLOUTS), default=list(ROLLOUTS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--warm-up", type=int, default=12, help="steps of 16 traces")
+    parser.add_argument("--warm-up", type=int, default=9, help="steps of 16 traces")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--members", type=int, default=8)

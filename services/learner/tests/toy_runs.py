@@ -20,7 +20,6 @@ from modelstore.tiny import make_tiny_tokenizer
 from trajectory.rendering import RenderedRow
 from trajectory.types import TokenRow, TokenSpan
 
-NUM_ITEMS = 4
 START, ASK, RESULT, ERROR = 1, 2, 3, 4
 ITEMS = range(5, 9)
 VALUES = range(9, 13)
@@ -44,6 +43,8 @@ class World(Protocol):
     """An environment with one sampled token per turn."""
 
     num_turns: int
+    num_items: int
+    """Things that may be asked for; at most the values there are."""
 
     def turn(self, item_B: torch.Tensor, said: Sequence[torch.Tensor]) -> Outcome:
         """Returns what came of the last of the tokens that were said."""
@@ -64,6 +65,7 @@ class ToolWorld:
     """Ask the tool, then say what it answered: 0.2 for the call, 0.8 for the answer, which counts after a call only."""
 
     num_turns = 2
+    num_items = 4
 
     def turn(self, item_B: torch.Tensor, said: Sequence[torch.Tensor]) -> Outcome:
         """Returns what came of the last token."""
@@ -83,6 +85,7 @@ class DetourWorld:
     """
 
     num_turns = 3
+    num_items = 2
 
     def turn(self, item_B: torch.Tensor, said: Sequence[torch.Tensor]) -> Outcome:
         """Returns what came of the last token."""
@@ -138,7 +141,7 @@ def roll_out(
 ) -> list[list[ScoredRollout]]:
     """Samples a step's rollouts from the policy; `by_turn` tells the trainer what each turn was worth."""
     size = num_groups * group_size
-    items = torch.randint(NUM_ITEMS, (num_groups,), generator=generator)
+    items = torch.randint(world.num_items, (num_groups,), generator=generator)
     item_B = items.repeat_interleave(group_size)
     whole = _prompts(item_B)
     mask = [False] * whole.shape[1]
@@ -170,7 +173,7 @@ def roll_out(
 def demonstrations(world: World, said: Sequence[range | None]) -> list[RenderedRow]:
     """Returns one demonstration per item and way of saying it: a kind of token per turn, None for the item's value."""
     rows = []
-    for item in range(NUM_ITEMS):
+    for item in range(world.num_items):
         for way in range(3):
             item_B = torch.tensor([item])
             ids, mask = _prompts(item_B)[0].tolist(), [False] * 3

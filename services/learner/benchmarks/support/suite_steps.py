@@ -3,14 +3,15 @@
 import json
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from hone_cli.demo.suite import DemoSuite, demo_suite
+from hone_cli.demo.suite import DemoSuite
 
 from .sides import Side
 
@@ -50,9 +51,9 @@ def suite_steps(
     file.write_text("".join(json.dumps(row) + "\n" for row in prompts), encoding="utf-8")
     (folder / "run.yaml").write_text(json.dumps(_run(model, completion_tokens)), encoding="utf-8")
     walls = []
-    name = "trl, 8 rows"
+    name = "TRL, 8 rows"
     with (
-        demo_suite(folder) as suite,
+        _suite(folder) as suite,
         Side(name, [*command, "--prompts", str(file)], threads) as side,
     ):
         side.step()
@@ -60,7 +61,20 @@ def suite_steps(
             walls.append(_second_step(suite, number))
             side.step()
         theirs = side.figures()
-    return {"hone": {"wall": statistics.median(walls), "walls": walls}, name: theirs}
+    return {"Hone": {"wall": statistics.median(walls), "walls": walls}, name: theirs}
+
+
+@contextmanager
+def _suite(folder: Path) -> Iterator[DemoSuite]:
+    """Starts the suite on ports of its own, so that it may run beside another, and stops it in the end."""
+    suite = DemoSuite(folder)
+    suite.show(
+        "up", "--detach", "--first-port", str(random.SystemRandom().randrange(20_000, 45_000, 50))
+    )
+    try:
+        yield suite
+    finally:
+        suite.show("down")
 
 
 def _second_step(suite: DemoSuite, number: int) -> float:

@@ -67,9 +67,9 @@ def sft_job(folder: Path, model: Path) -> Path:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = folder / "sft.yaml"
     train = {
-        "max_steps": 40,
+        "max_steps": 100,
         "batch_size": 8,
-        "checkpoint_every_steps": 100,
+        "checkpoint_every_steps": 1000,
         "schedule": "linear",
         "warmup_steps": 5,
     }
@@ -107,12 +107,11 @@ def test_supervised_run_told_to_shut_down_keeps_the_steps_that_no_checkpoint_hel
     job = sft_job(suite.folder, tiny_model)
     calm = folder_of(suite, start(suite, job, verb="sft"))
     wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
-    run_id = start(suite, job, verb="sft")
-    disturbed = folder_of(suite, run_id)
-    folder = disturbed / "checkpoints"
-    watching = suite.start_hone("runs", run_id, "--watch", "--json")
+    watching = suite.start_hone("sft", str(job), "--json")
     log = suite.folder / "command.log"
-    wait_until("training", lambda: '"training"' in log.read_text(), seconds=60, suite=suite)
+    wait_until("training", lambda: '"training"' in log.read_text(), seconds=120, suite=suite)
+    disturbed = Path(json.loads(log.read_text().splitlines()[0])["run"]["output_dir"])
+    folder = disturbed / "checkpoints"
     assert not list(folder.glob("step-*"))
     shut_down(suite)
     wait_until("the end", is_in(disturbed, "completed"), seconds=120, suite=suite)
@@ -120,11 +119,11 @@ def test_supervised_run_told_to_shut_down_keeps_the_steps_that_no_checkpoint_hel
     steps = [
         e["step"] for e in map(json.loads, log.read_text().splitlines()) if e["event"] == "step"
     ]
-    assert steps == list(range(40))
+    assert steps == list(range(100))
     assert result(disturbed) == result(calm)
     # None was due but the last: the other one is what the shutdown saved.
     saved, last = sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
-    assert 0 < saved < last == 40
+    assert 0 < saved < last == 100
 
 
 def test_run_goes_back_and_on_and_is_exported(

@@ -11,20 +11,25 @@ table has every key in every row. Each row stays known by its file and its numbe
 
 import bisect
 import datetime
+import glob
 import gzip
 import json
+import math
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runspec.jsonl import unique_keys, whole_number
 from runspec.problems import RowError, RowErrors, described
 
 _LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
 _MESSAGE_COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "tools")
 _DEFAULT_SPLITS = {"data.train": ("train",), "data.eval": ("test", "validation", "eval")}
+_SPLITS, _STATE = "dataset_dict.json", "state.json"
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -91,35 +96,40 @@ def read_rows_of(path: Path, field: str, split: str = "") -> RowSource:
 
 def _jsonl_of(file: Path) -> bytes:
     """The rows of one file, each line ended."""
-    kind = next((kind for end, kind in _TABLES.items() if file.name.endswith(end)), None)
+    name = file.name.lower()
+    kind = next((kind for end, kind in _TABLES.items() if name.endswith(end)), None)
     if kind is not None:
-        return _dumped(_table(file, kind), str(file), without_nulls=True)
+        return _dumped(_table(file, kind), str(file), of_table=True)
     raw = file.read_bytes()
     try:
-        raw = gzip.decompress(raw) if file.suffix == ".gz" else raw
-    except (OSError, EOFError) as error:
+        raw = gzip.decompress(raw) if name.endswith(".gz") else raw
+    except (OSError, EOFError, zlib.error) as error:
         raise DataFileError(f"{file} is not gzip: {error}") from error
     raw = raw.removeprefix(_BOM)
-    if file.suffix == ".json" and raw.lstrip().startswith(b"["):
-        return _dumped(_listed(raw, file), str(file), without_nulls=False)
+    if name.removesuffix(".gz").endswith(".json") and raw.lstrip().startswith(b"["):
+        return _dumped(_listed(raw, file), str(file), of_table=False)
     return raw if raw.endswith(b"\n") or not raw else raw + b"\n"
 
 
 def _listed(raw: bytes, file: Path) -> list[object]:
     try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        found = json.loads(raw, object_pairs_hook=unique_keys, parse_int=whole_number)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataFileError(f"{file} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise DataFileError(f"{file} is nested too deeply") from error
+    except ValueError as error:
+        raise DataFileError(f"{file} {error}") from error
     assert isinstance(found, list)
     return found
 
 
-def _dumped(rows: Iterable[object], source: str, *, without_nulls: bool) -> bytes:
+def _dumped(rows: Iterable[object], source: str, *, of_table: bool) -> bytes:
     lines: list[bytes] = []
     for number, row in enumerate(rows, start=1):
-        if without_nulls and isinstance(row, Mapping):
+        if of_table and isinstance(row, Mapping):
             row = {
-                key: _without_nulls(value) if key in _MESSAGE_COLUMNS else value
+                key: _without_nulls(value) if key in _MESSAGE_COLUMNS else _without_nan(value)
                 for key, value in row.items()
             }
         try:
@@ -128,12 +138,28 @@ def _dumped(rows: Iterable[object], source: str, *, without_nulls: bool) -> byte
             field = next((key for key, value in _items(row) if not _is_json(value)), "")
             problem = RowError(line=number, field=field, message=str(error))
             raise RowErrors(source, [problem]) from error
-        lines.append(text.encode("utf-8", "surrogatepass") + b"\n")
+        try:
+            lines.append(text.encode() + b"\n")
+        except UnicodeEncodeError:  # half of a character, which the reader of the row names
+            lines.append(json.dumps(row, default=_as_json).encode() + b"\n")
     return b"".join(lines)
 
 
 def _items(row: object) -> Iterable[tuple[str, object]]:
     return row.items() if isinstance(row, Mapping) else ()
+
+
+def _without_nan(value: object) -> object:
+    """NaN is how pandas writes what is missing, of which JSON has another sign."""
+    match value:
+        case float() if math.isnan(value):
+            return None
+        case dict():
+            return {key: _without_nan(item) for key, item in value.items()}
+        case list():
+            return [_without_nan(item) for item in value]
+        case _:
+            return value
 
 
 def _without_nulls(value: object) -> object:
@@ -167,12 +193,13 @@ def _table(file: Path, kind: str) -> Iterator[object]:
             yield from datasets.Dataset.from_file(str(file))
             return
         with tempfile.TemporaryDirectory(prefix="hone-rows-") as cache:
+            # Without escapes rows[1].csv would be another file, rows1.csv.
             yield from datasets.load_dataset(
                 kind,
-                data_files=[str(file)],
+                data_files=[glob.escape(str(file))],
                 split="train",
                 cache_dir=cache,
-                **({"sep": "\t"} if file.suffix == ".tsv" else {}),
+                **({"sep": "\t"} if file.suffix.lower() == ".tsv" else {}),
             )
     # The package wraps what pyarrow and pandas raise in errors of many kinds.
     except Exception as error:
@@ -182,15 +209,19 @@ def _table(file: Path, kind: str) -> Iterator[object]:
 
 def _files_of(folder: Path, field: str, split: str) -> list[Path]:
     """The files of one split, in order."""
-    if (folder / "dataset_dict.json").is_file():
-        said = json.loads((folder / "dataset_dict.json").read_bytes())
-        name = _chosen(list(said["splits"]), folder, field, split)
+    if (folder / _SPLITS).is_file():
+        name = _chosen(_saved(folder, _SPLITS, "splits", str), folder, field, split)
         return _shards(folder / name)
-    if (folder / "state.json").is_file():
+    if (folder / _STATE).is_file():
         if split:
             raise DataFileError(f"names the split {split!r}, but {folder} is one data set")
         return _shards(folder)
     datasets = _datasets(folder)
+    if glob.has_magic(str(folder.resolve())):
+        raise DataFileError(
+            f"{folder.resolve()} has one of * ? [ in its name, which the package datasets takes for a "
+            "pattern; rename the folder, or name one file"
+        )
     with tempfile.TemporaryDirectory(prefix="hone-rows-") as cache:
         try:
             builder = datasets.load_dataset_builder(str(folder), cache_dir=cache)
@@ -200,15 +231,32 @@ def _files_of(folder: Path, field: str, split: str) -> list[Path]:
     chosen = [Path(file) for file in by_split[_chosen(list(by_split), folder, field, split)]]
     known = (*_LINES, *_TABLES, ".json")
     for file in chosen:
-        if not file.name.endswith(known):
+        if not file.name.lower().endswith(known):
             raise DataFileError(f"{file} is none of {', '.join(known)}")
     return chosen
 
 
 def _shards(folder: Path) -> list[Path]:
     """The files of a saved data set, in the order of its rows."""
-    state = json.loads((folder / "state.json").read_bytes())
-    return [folder / entry["filename"] for entry in state["_data_files"]]
+    entries = _saved(folder, _STATE, "_data_files", dict)
+    if not all(isinstance(entry.get("filename"), str) for entry in entries):
+        raise DataFileError(f"{folder / _STATE}: _data_files: expected a filename in each")
+    return [folder / entry["filename"] for entry in entries]
+
+
+def _saved(folder: Path, name: str, key: str, kind: type) -> list[Any]:
+    """Reads a list from a file that `save_to_disk` writes."""
+    file = folder / name
+    try:
+        said = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataFileError(f"{file} is not JSON: {error}") from error
+    found = said.get(key) if isinstance(said, dict) else None
+    if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
+        raise DataFileError(
+            f"{file}: {key}: found {described(found)}, expected what save_to_disk writes"
+        )
+    return found
 
 
 def _chosen(splits: list[str], folder: Path, field: str, split: str) -> str:

@@ -71,25 +71,11 @@ def _other_format(data: bytes) -> str:
 
 def _row(line: int, raw: bytes) -> Row:
     try:
-        value = json.loads(
-            raw.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            parse_int=_whole,
-        )
-        # An escape such as backslash-ud800 is JSON but no text that could be sent on.
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        return Row(
-            line=line, value={}, error=f"holds half of a character ({error.object[error.start]!a})"
-        )
+        value = read_json(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         return Row(line=line, value={}, error=f"is not UTF-8 (byte {error.start} of the line)")
     except json.JSONDecodeError as error:
         return Row(line=line, value={}, error=f"is not JSON: {_said(line, error)}")
-    except RecursionError:
-        return Row(line=line, value={}, error="is nested too deeply")
     except ValueError as error:
         return Row(line=line, value={}, error=str(error))
     if not isinstance(value, dict):
@@ -97,7 +83,36 @@ def _row(line: int, raw: bytes) -> Row:
     return Row(line=line, value=value)
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def read_json(text: str) -> object:
+    """Reads JSON that others must be able to read: no key twice, no NaN, no number or text that cannot be sent on.
+
+    Raises:
+        json.JSONDecodeError: it is not JSON.
+        ValueError: it is, but not fit; the text says why.
+    """
+    try:
+        value: object = json.loads(
+            text,
+            object_pairs_hook=unique_keys,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=whole_number,
+        )
+        # An escape such as backslash-ud800 is JSON but no text that could be sent on.
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"holds half of a character ({error.object[error.start]!a})") from error
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    return value
+
+
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Builds an object, as `object_pairs_hook` of json.
+
+    Raises:
+        ValueError: it has a key twice.
+    """
     built: dict[str, object] = {}
     for key, value in pairs:
         if key in built:
@@ -110,7 +125,12 @@ def _no_constant(text: str) -> object:
     raise ValueError(f"has {text}, which is not a JSON number")
 
 
-def _whole(text: str) -> int:
+def whole_number(text: str) -> int:
+    """Reads a number, as `parse_int` of json.
+
+    Raises:
+        ValueError: it has more digits than Python reads.
+    """
     # Python refuses to read more digits than that, and as text they can be given.
     if len(text) > _MAX_DIGITS:
         raise ValueError(f"holds a number of {len(text)} digits; give it as a text")

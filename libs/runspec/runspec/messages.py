@@ -1,11 +1,11 @@
 """Reads chat messages and tool definitions in the OpenAI shape into domain types, noting what is wrong where."""
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Mapping
 from typing import cast
 
+from runspec.jsonl import read_json
 from runspec.problems import described, nearest
 from trajectory.types import ChatMessage, ImagePart, Role, ToolCall, ToolDefinition
 
@@ -45,11 +45,14 @@ def read_tools(value: object, field: str, note: Note) -> tuple[ToolDefinition, .
     """Reads tool definitions: a list of functions, or the same as JSON text."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = read_json(value)
         except json.JSONDecodeError as error:
             note(
                 field, f"found a text that is not JSON ({error.msg}), expected a list of functions"
             )
+            return ()
+        except ValueError as error:
+            note(field, f"found a text that {error}, expected a list of functions")
             return ()
     if not isinstance(value, list):
         note(field, f"found {described(value)}, expected a list of functions")
@@ -132,7 +135,7 @@ def _read_image(url: str, place: str, note: Note) -> ImagePart | None:
     header, _, payload = url.removeprefix("data:").partition(",")
     try:
         data = base64.b64decode(payload, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # also of characters that are not ASCII
         note(place, f"found a data URL that is not base64: {error}")
         return None
     if len(data) > _MAX_INLINE_IMAGE_BYTES:
@@ -195,8 +198,8 @@ def _read_call(value: object, index: int, place: str, note: Note) -> ToolCall | 
 
 def _is_json_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
-    except json.JSONDecodeError:
+        return isinstance(read_json(text), dict)
+    except ValueError:
         return False
 
 

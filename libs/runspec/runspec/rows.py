@@ -104,6 +104,10 @@ def _prompt_key(row: Row, errors: RowProblems) -> str | None:
     if keys:
         errors.add(row.line, "prompt", "found messages and prompt, expected one of them")
         return None
+    for key in _PROMPT_KEYS:
+        if key in row.value:
+            errors.add(row.line, key, f"found {described(None)}, expected a question or a task")
+            return None
     close = [key for key in row.value if nearest(key, _PROMPT_KEYS)]
     hint = f"; did you mean messages by {close[0]}?" if close else ""
     has = ", ".join(row.value) or "no keys"

@@ -78,6 +78,10 @@ def _shape(row: Row, errors: RowProblems) -> str | None:
     if said:
         errors.add(row.line, said[1], f"found {' and '.join(said)}, expected one of them")
         return None
+    for key in _SHAPES:
+        if key in row.value:
+            errors.add(row.line, key, f"found {described(None)}, expected what is to be imitated")
+            return None
     close = [(key, nearest(key, _SHAPES)) for key in row.value if nearest(key, _SHAPES)]
     hint = f"; did you mean {close[0][1]} by {close[0][0]}?" if close else ""
     has = ", ".join(row.value) or "no keys"
@@ -101,7 +105,7 @@ def _read_conversation(row: Row, key: str, errors: RowProblems) -> SftRow:
     prompt = read_prompt(row, key, errors)
     said = row.value.get("tools")
     tools = read_tools(said, "tools", _noting(row, errors)) if said is not None else ()
-    if "completion" in row.value:
+    if row.value.get("completion") is not None:
         completion = _read_completion(row, errors)
         if len(errors.found) == before:
             _check_prompt(row, key, prompt, errors)

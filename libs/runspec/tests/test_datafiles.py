@@ -47,6 +47,10 @@ def test_packed_lines_and_a_json_list_are_read(tmp_path: Path) -> None:
     [
         ("rows.jsonl.gz", b"abc", "rows.jsonl.gz is not gzip"),
         ("rows.json", b"[1, ", "rows.json is not JSON: Expecting value"),
+        ("rows.json", b'[{"a": 1, "a": 2}]', "rows.json has the key 'a' twice"),
+        ("rows.json", b"[" * 100_000, "rows.json is nested too deeply"),
+        ("rows.json", b"[" + b"1" * 5000 + b"]", "rows.json holds a number of 5000 digits"),
+        ("rows.jsonl.gz", gzip.compress(b"")[:-8] + b"\xff" * 40, "rows.jsonl.gz is not gzip"),
     ],
 )
 def test_file_that_is_not_what_it_is_called_is_named(
@@ -55,6 +59,43 @@ def test_file_that_is_not_what_it_is_called_is_named(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataFileError, match=message):
         read_rows_of(tmp_path / name, "data.train")
+
+
+def test_endings_mean_the_same_in_capitals_and_packed(tmp_path: Path) -> None:
+    (tmp_path / "ROWS.JSON").write_text(json.dumps(TASKS))
+    (tmp_path / "rows.json.gz").write_bytes(gzip.compress(json.dumps(TASKS).encode()))
+    (tmp_path / "ROWS.JSONL.GZ").write_bytes(gzip.compress(lines(TASKS).encode()))
+    for file in tmp_path.iterdir():
+        assert rows_of(read_rows_of(file, "data.train")) == TASKS
+
+
+def test_half_a_character_in_a_json_list_is_named_by_its_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(r'[{"text": "a"}, {"text": "\ud800"}]')
+    source = read_rows_of(file, "data.train")
+    with pytest.raises(RowErrors, match="half of a character") as caught:
+        parse_sft_rows(source.data, source=source.name)
+    assert caught.value.errors[0].line == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("dataset_dict.json", "{", "dataset_dict.json is not JSON"),
+        ("dataset_dict.json", "[]", "splits: found nothing"),
+        ("dataset_dict.json", '{"splits": 5}', "splits: found the number 5"),
+        ("dataset_dict.json", '{"splits": [5]}', "splits: found a list of 1"),
+        ("state.json", "{}", "_data_files: found nothing"),
+        ("state.json", '{"_data_files": ["x"]}', "_data_files: found a list of 1"),
+        ("state.json", '{"_data_files": [{}]}', "_data_files: expected a filename in each"),
+    ],
+)
+def test_saved_data_set_that_is_spoilt_is_named(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataFileError, match=message):
+        read_rows_of(tmp_path, "data.train")
 
 
 def test_split_of_a_single_file_is_refused(tmp_path: Path) -> None:
@@ -217,3 +258,21 @@ def test_file_that_cannot_be_read_says_why(datasets: Any, tmp_path: Path, name: 
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DataFileError, match="nothing holds no data set"):
         read_rows_of(tmp_path / "nothing", "data.train")
+
+
+def test_name_is_a_name_and_never_a_pattern(datasets: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows1.csv").write_text("prompt\nanother file\n")
+    (tmp_path / "rows[1].csv").write_text("prompt\nthis one\n")
+    source = read_rows_of(tmp_path / "rows[1].csv", "data.train")
+    assert rows_of(source) == [{"prompt": "this one"}]
+    (tmp_path / "set[1]").mkdir()
+    (tmp_path / "set[1]" / "train.jsonl").write_text(lines(TASKS))
+    with pytest.raises(DataFileError, match="for a pattern; rename the folder"):
+        read_rows_of(tmp_path / "set[1]", "data.train")
+
+
+def test_what_pandas_leaves_empty_is_nothing(datasets: Any, tmp_path: Path) -> None:
+    rows = [{"prompt": "x", "level": float("nan"), "parts": [1.0, float("nan")]}]
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "rows.parquet"))
+    source = read_rows_of(tmp_path / "rows.parquet", "data.train")
+    assert rows_of(source) == [{"prompt": "x", "level": None, "parts": [1.0, None]}]

@@ -94,7 +94,16 @@ def test_plain_text_is_kept_to_the_letter() -> None:
         ({"text": "x", "completion": "y"}, "completion: has no effect beside text"),
         ({"text": "x", "tools": []}, "tools: has no effect beside text"),
         ({"prompt": "x", "completion": ""}, "completion: found an empty text, expected a list"),
-        ({"prompt": "x", "completion": None}, "completion: found nothing (null)"),
+        ({"prompt": "x", "completion": None}, "prompt: ends with user, expected the last message"),
+        ({"text": None}, "text: found nothing (null), expected what is to be imitated"),
+        ({"messages": [USER, ANSWER], "tools": "[" * 100_000}, "tools: found a text that is nested "
+         "too deeply"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "c", "function":
+         {"name": "f", "arguments": '{"a": ' + "[" * 100_000}}]}]},
+         "messages[1].tool_calls[0].function.arguments: found"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url":
+         "data:image/png;base64,\u00e9"}]}, ANSWER]}, "messages[0].content[0].image_url: found a data "
+         "URL that is not base64"),
         ({"prompt": "x", "completion": [USER, ANSWER]}, "completion[0].role: found user, expected "
          "the first message to be by assistant"),
         ({"prompt": "x", "completion": [CALL, RESULT]}, "completion[1].role: found tool, expected "
@@ -107,3 +116,11 @@ def test_plain_text_is_kept_to_the_letter() -> None:
 )  # fmt: skip
 def test_bad_sft_row_names_line_and_field(row: object, expected: str) -> None:
     assert sft_errors(jsonl(row))[0].startswith(f"sft.jsonl:1: {expected}")
+
+
+def test_row_of_a_table_may_hold_nothing_in_the_columns_of_other_shapes() -> None:
+    (row,) = parse_sft_rows(
+        jsonl({"messages": [USER, ANSWER], "text": None, "prompt": None, "completion": None}),
+        source="sft.jsonl",
+    )
+    assert len(row.messages) == 2

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ def check_target(folder: Path, *, force: bool) -> None:
 
     Raises:
         CliError: something is there that is no export, or that --force was not given for.
+        OSError: it cannot be looked at.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -62,11 +64,15 @@ async def export(
     Raises:
         CliError: the run, the checkpoint or the folder is not fit, or what came is not what was sent.
     """
-    check_target(folder, force=force)
     request = learner_pb2.ExportRunRequest(run_id=run_id, checkpoint=choice, merged=merged)
+    # Of a link it is the folder behind it that is made.
+    folder = Path(os.path.realpath(folder))
+    if not folder.name:
+        raise CliError(f"{folder} cannot be made; name a folder in it", USAGE)
     ready = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(ready, ignore_errors=True)
     try:
+        check_target(folder, force=force)
+        shutil.rmtree(ready, ignore_errors=True)
         async with learner_client(book) as learner:
             with staged_folder(ready) as staging:
                 pieces = learner.ExportRun(request, timeout=TIMEOUT_SECONDS)
@@ -75,6 +81,8 @@ async def export(
         _replace(ready, folder)
     except OSError as error:
         raise CliError(f"{error.filename or folder}: {error.strerror or error}", FAILED) from error
+    finally:
+        shutil.rmtree(ready, ignore_errors=True)
     return manifest
 
 
@@ -99,7 +107,7 @@ async def receive(
             case "manifest":
                 if arriving is not None:
                     arriving.close()
-                if count != piece.manifest.file_count or not (folder / MANIFEST).is_file():
+                if count != piece.manifest.file_count or not _is_manifest(folder / MANIFEST):
                     raise CliError(
                         f"{count} files came of {piece.manifest.file_count} that the export has; "
                         "try again",
@@ -119,7 +127,8 @@ class _Arriving:
 
     @classmethod
     def open(cls, head: learner_pb2.ExportedFile, folder: Path) -> "_Arriving":
-        if head.path != Path(head.path).name or head.path in ("", ".", ".."):
+        plain = head.path.isprintable() and head.path == Path(head.path).name
+        if not plain or head.path in ("", ".", ".."):
             raise CliError(f"the export has a file called {head.path!r}, which is refused", FAILED)
         return cls(head=head, file=(folder / head.path).open("xb"), digest=hashlib.sha256())
 
@@ -136,6 +145,13 @@ class _Arriving:
                 "another hash than the learner's; try again",
                 FAILED,
             )
+
+
+def _is_manifest(file: Path) -> bool:
+    try:
+        return isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
+    except (FileNotFoundError, ValueError, RecursionError):
+        return False
 
 
 def _replace(ready: Path, folder: Path) -> None:

@@ -14,13 +14,14 @@ in. Both become known after its checkpoint was written, so they are kept beside 
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from learner.alarms import TRAINING_REWARD
-from learner.runs import write_atomically
+from learner.runs import reading, write_atomically
 from modelstore.resolve import staged_folder
 from servicekit.errors import FailedPrecondition, NotFound
 
@@ -66,22 +67,28 @@ class RolledBack:
 
 
 def stored(root: Path) -> list[Stored]:
-    """Returns the whole checkpoints below a folder, newest first."""
+    """Returns the whole checkpoints below a folder, newest first.
+
+    Raises:
+        DataLoss: the state of one is spoilt.
+    """
     found = []
     for folder in root.glob("step-*"):
         try:
-            written = json.loads((folder / STATE).read_text(encoding="utf-8"))
+            found.append(_stored(folder))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        found.append(
-            Stored(
-                folder=folder,
-                step=written["step"],
-                policy_version=written["policy_version"],
-                written=written,
-            )
-        )
     return sorted(found, key=lambda one: (one.step, one.policy_version), reverse=True)
+
+
+def _stored(folder: Path) -> Stored:
+    remedy = "remove the folder, and the run does without this checkpoint"
+    with reading(folder / STATE, remedy):
+        written = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        step, version = int(written["step"]), int(written["policy_version"])
+        if not isinstance(written["state"], dict):
+            raise TypeError("state is no object")
+        return Stored(folder=folder, step=step, policy_version=version, written=written)
 
 
 def choose(root: Path, choice: Choice) -> Stored:
@@ -122,7 +129,7 @@ def prune(root: Path, keep: int) -> None:
 
 
 def plan_rollback(root: Path, choice: Choice, *, request_id: str, version_gap: int) -> RolledBack:
-    """Says what going back to a checkpoint will make; changes nothing. The newest request is answered as before.
+    """Says what going back to a checkpoint will make; changes nothing. What was made before is answered as before.
 
     Args:
         root: the folder of checkpoints.
@@ -136,9 +143,17 @@ def plan_rollback(root: Path, choice: Choice, *, request_id: str, version_gap: i
     """
     found = stored(root)
     done = rollbacks_of(found[0].state) if found else []
-    if done and done[-1].request_id == request_id:
+    for one in done:
+        if one.request_id == request_id:
+            return one
+    target = choose(root, choice)
+    newest = found[0]
+    if done and (done[-1].version, done[-1].to_version) == (
+        newest.policy_version,
+        target.policy_version,
+    ):
+        # Asked for again, under another id: those weights are the newest already.
         return done[-1]
-    target, newest = choose(root, choice), stored(root)[0]
     if target.folder == newest.folder:
         raise FailedPrecondition(
             f"the checkpoint after step {target.step} is the newest: there is nothing to go back from",
@@ -173,7 +188,7 @@ def roll_back(root: Path, planned: RolledBack) -> None:
     }
     Scores(root).copy(planned.to_version, planned.version)
     with staged_folder(root / f"step-{planned.step:08d}-v{planned.version:08d}") as staging:
-        link_tree(target.folder, staging)
+        link_tree(target.folder, staging, _link)
         # A new file: the old one is shared with the checkpoint that it came from.
         (staging / STATE).unlink()
         (staging / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
@@ -201,7 +216,8 @@ class Scores:
         """
         known = self._read()
         found = {"held_out": figures.get(held_out), "training": figures.get(TRAINING_REWARD)}
-        said = {name: value for name, value in found.items() if value is not None}
+        # What is not a number could be neither better nor worse than another.
+        said = {k: value for k, value in found.items() if value is not None and isfinite(value)}
         if said:
             known[str(version)] = known.get(str(version), {}) | said
             self._write(known)
@@ -235,11 +251,18 @@ class Scores:
         return entry.get("held_out", entry.get("training"))
 
     def _read(self) -> dict[str, dict[str, float]]:
+        remedy = "remove the file: the scores begin anew, and the best checkpoint with them"
         try:
-            found: dict[str, dict[str, float]] = json.loads(self._path.read_text(encoding="utf-8"))
+            with reading(self._path, remedy):
+                found = json.loads(self._path.read_text(encoding="utf-8"))
+                return {
+                    str(int(version)): {
+                        name: float(value) for name, value in entry.items() if isfinite(value)
+                    }
+                    for version, entry in found.items()
+                }
         except FileNotFoundError:
             return {}
-        return found
 
     def _write(self, known: Mapping[str, Mapping[str, float]]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -259,9 +282,38 @@ def standing_steps(steps: Sequence[Any], rollbacks: Sequence[RolledBack]) -> lis
     ]
 
 
-def link_tree(source: Path, target: Path) -> None:
+def link_checkpoint(
+    root: Path, choice: Choice, target: Path, link: Callable[[str, str], object] | None = None
+) -> Stored:
+    """Chooses a checkpoint and puts its files into a new folder as well, though the run goes on and removes some.
+
+    Args:
+        root: the folder of checkpoints.
+        choice: which one.
+        target: the new folder.
+        link: puts one file to another path; by default the disk's link.
+
+    Raises:
+        FailedPrecondition, NotFound, DataLoss: as of `choose`. OSError: the disk takes no more.
+    """
+    while True:
+        chosen = choose(root, choice)
+        state = chosen.folder / STATE
+        try:
+            before = state.stat().st_ino
+            link_tree(chosen.folder, target, link or _link)
+            # Who removes a checkpoint begins with its state, so that the copy is whole where that still stands.
+            if state.stat().st_ino == before:
+                return chosen
+        except OSError:
+            if state.is_file():
+                raise
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def link_tree(source: Path, target: Path, link: Callable[[str, str], object]) -> None:
     """Puts the files of a checkpoint, which nobody changes, into another folder as well."""
-    shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
+    shutil.copytree(source, target, copy_function=link, dirs_exist_ok=True)
 
 
 def _link(source: str, target: str) -> None:

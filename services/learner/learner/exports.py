@@ -4,17 +4,21 @@ The folder lies beside the run and is gone when the last piece has been read, or
 """
 
 import asyncio
+import logging
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from learner.checkpoints import Choice, Scores, choose, link_tree
+from learner.checkpoints import Choice, Scores, link_checkpoint
 from learner.runs import Run, RunStore
-from modelstore.resolve import resolve_model
+from modelstore.resolve import ModelUnusableError, resolve_model
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition
+
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1024 * 1024
 
@@ -51,7 +55,7 @@ class Exporter:
         self._store = store
         self._spec_of = spec_of
         self._cache = model_cache_dir
-        self._under_way: set[Path] = set()
+        self._under_way: dict[Path, asyncio.Task[Manifest]] = {}
 
     async def export(
         self, run: Run, choice: Choice, *, merged: bool
@@ -62,9 +66,10 @@ class Exporter:
             NotFound: the checkpoint is not kept. FailedPrecondition: the run has no weights to export.
         """
         whole = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._store.folder(run.run_id)))
-        self._under_way.add(whole)
+        making = asyncio.create_task(asyncio.to_thread(self._make, run, choice, merged, whole))
+        self._under_way[whole] = making
         try:
-            manifest = await asyncio.to_thread(self._make, run, choice, merged, whole)
+            manifest = await asyncio.shield(making)
             for path in sorted((whole / "files").iterdir()):
                 yield await asyncio.to_thread(_head, path)
                 with path.open("rb") as file:
@@ -72,8 +77,22 @@ class Exporter:
                         yield chunk
             yield manifest
         finally:
-            self._under_way.discard(whole)
-            self._sweep(run.run_id)
+            # A thread cannot be called off: where the reader has gone away, it is the last to leave.
+            if making.done():
+                self._end(whole, making)
+            else:
+                making.add_done_callback(partial(self._end, whole))
+
+    async def ended(self) -> None:
+        """Waits until nothing is being made any more."""
+        if self._under_way:
+            await asyncio.wait(list(self._under_way.values()))
+
+    def _end(self, whole: Path, making: "asyncio.Task[Manifest]") -> None:
+        if not making.cancelled() and (error := making.exception()) is not None:
+            log.warning("an export could not be made: %s", error, extra={"folder": str(whole)})
+        del self._under_way[whole]
+        self._sweep(whole.parent)
 
     def _make(self, run: Run, choice: Choice, merged: bool, whole: Path) -> Manifest:
         spec = self._spec_of(run)
@@ -85,9 +104,8 @@ class Exporter:
                 reason="NOTHING_TO_EXPORT",
             )
         root = self._store.folder(run.run_id) / "checkpoints"
-        chosen = choose(root, choice)
-        # The run may go on and remove the checkpoint meanwhile.
-        link_tree(chosen.folder, whole / "checkpoint")
+        chosen = link_checkpoint(root, choice, whole / "checkpoint")
+        base = self._base(spec)
         folder = whole / "files"
         folder.mkdir()
         # torch is imported when an export first needs it, so that the service answers at once.
@@ -99,7 +117,7 @@ class Exporter:
             step=chosen.step,
             policy_version=chosen.policy_version,
             checkpoint=whole / "checkpoint",
-            base=resolve_model(spec.model.path, self._cache),
+            base=base,
             base_name=spec.model.path,
             dtype=spec.model.dtype or "float32",
             score=Scores(root).of(chosen.policy_version),
@@ -113,11 +131,17 @@ class Exporter:
             file_count=len(list(folder.iterdir())),
         )
 
-    def _sweep(self, run_id: str) -> None:
-        """Removes this export's folder, and what a crash left of others."""
-        for folder in self._store.folder(run_id).glob(f"{PREFIX}*"):
-            if folder not in self._under_way:
-                shutil.rmtree(folder, ignore_errors=True)
+    def _base(self, spec: RunSpec) -> Path:
+        try:
+            return resolve_model(spec.model.path, self._cache)
+        except ModelUnusableError as error:
+            raise FailedPrecondition(str(error), reason="MODEL_UNUSABLE") from error
+
+    def _sweep(self, folder: Path) -> None:
+        """Removes what is left of exports in a run's folder, also of those that a crash cut off."""
+        for left in folder.glob(f"{PREFIX}*"):
+            if left not in self._under_way:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _head(path: Path) -> FileHead:

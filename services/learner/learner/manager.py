@@ -182,6 +182,9 @@ class RunManager:
         self._going_back.add(run_id)
         try:
             made = await self._rollbacks.plan(run, choice, request_id)
+            if made.version <= run.rolled_back_to:
+                # Carried out before, whatever the run has done since.
+                return run, made
             # From here on the run is no longer complete, whatever happens.
             going = ended(run, RunState.STOPPED, at=self._clock(), detail="being rolled back")
             self._store.save(replace(going, metrics={}))
@@ -190,7 +193,13 @@ class RunManager:
                 f"rolled back to the weights after step {made.to_step} (policy version "
                 f"{made.to_version}), which are version {made.version} now"
             )
-            run = replace(going, policy_version=made.version, metrics={}, detail=detail)
+            run = replace(
+                going,
+                policy_version=made.version,
+                metrics={},
+                detail=detail,
+                rolled_back_to=made.version,
+            )
             self._store.save(run)
         finally:
             self._going_back.discard(run_id)

@@ -2,16 +2,20 @@
 
 import errno
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from servicekit.errors import InvalidArgument, NotFound
+from servicekit.errors import DataLoss, InvalidArgument, NotFound
+
+log = logging.getLogger(__name__)
 
 _TAIL_BYTES = 256 * 1024
 """More than a line of metrics.jsonl is long."""
@@ -66,6 +70,8 @@ class Run:
     metrics: Mapping[str, float] = field(default_factory=dict)
     alarms: tuple[RunAlarm, ...] = ()
     """Oldest first."""
+    rolled_back_to: int = 0
+    """Newest version that going back has made; whoever asks for it again gets the answer and nothing else."""
 
 
 class RunStore:
@@ -104,19 +110,25 @@ class RunStore:
         """Reads a run.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: there is no such run. DataLoss: its file is spoilt.
         """
         path = self.folder(run_id) / "run.json"
         try:
-            fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            with reading(path):
+                fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+                alarms = tuple(RunAlarm(**alarm) for alarm in fields.get("alarms", ()))
+                return Run(**{**fields, "state": RunState(fields["state"]), "alarms": alarms})
         except FileNotFoundError:
             raise NotFound(f"run {run_id} does not exist; `hone runs` lists them") from None
-        alarms = tuple(RunAlarm(**alarm) for alarm in fields.get("alarms", ()))
-        return Run(**{**fields, "state": RunState(fields["state"]), "alarms": alarms})
 
     def all(self) -> list[Run]:
-        """Returns every run, newest first."""
-        found = [self.load(path.parent.name) for path in self._folder.glob("*/run.json")]
+        """Returns every run, newest first; one whose file is spoilt is left out, for the sake of the others."""
+        found = []
+        for path in self._folder.glob("*/run.json"):
+            try:
+                found.append(self.load(path.parent.name))
+            except (DataLoss, InvalidArgument) as error:
+                log.error("a run is left out: %s", error.message)
         return sorted(found, key=lambda run: (run.create_time, run.run_id), reverse=True)
 
     def append_step(self, run_id: str, step: Step) -> None:
@@ -177,6 +189,20 @@ def _lines(path: Path) -> list[tuple[Step, bytes]]:
 def ended(run: Run, state: RunState, *, at: float, detail: str = "") -> Run:
     """Returns the run in a final state."""
     return replace(run, state=state, end_time=at, detail=detail)
+
+
+@contextmanager
+def reading(path: Path, remedy: str = "") -> Iterator[None]:
+    """Names the file whose content is being read where it is not what this service wrote.
+
+    Raises:
+        DataLoss: the file is spoilt; the text says what to do about it.
+    """
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = f"{path} is spoilt ({type(error).__name__}: {str(error)[:200]})"
+        raise DataLoss(f"{what}; {remedy}" if remedy else what) from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -1,7 +1,11 @@
 """Checkpoints are kept by age and by score, and a run goes back to one without losing its place in the log."""
 
+import errno
 import json
+import math
 import random
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from learner.checkpoints import (
     RolledBack,
     Scores,
     choose,
+    link_checkpoint,
     plan_rollback,
     prune,
     roll_back,
@@ -21,7 +26,7 @@ from learner.checkpoints import (
     stored,
 )
 from learner.runs import Step
-from servicekit.errors import FailedPrecondition, NotFound
+from servicekit.errors import DataLoss, FailedPrecondition, NotFound
 
 HELD_OUT = "eval/reward/mean"
 
@@ -190,3 +195,93 @@ def test_whatever_order_of_saves_and_rollbacks_versions_rise_and_the_best_stays(
         if best >= 0:
             found = Scores(tmp_path).of(choose(tmp_path, BEST).policy_version)
             assert found == best
+
+
+@pytest.mark.parametrize("unknown", [math.nan, math.inf, -math.inf])
+def test_figure_that_is_no_number_makes_no_version_the_best(tmp_path: Path, unknown: float) -> None:
+    scores = Scores(tmp_path)
+    scores.note(1, {"reward/mean": unknown, HELD_OUT: unknown}, HELD_OUT)
+    scores.note(2, {"reward/mean": 0.5}, HELD_OUT)
+    scores.note(3, {"reward/mean": 0.4, HELD_OUT: unknown}, HELD_OUT)
+    assert scores.best([1, 2, 3]) == 2
+    assert scores.of(1) is None
+    # As an older version of this service wrote it.
+    (tmp_path / "scores.json").write_text('{"1": {"held_out": NaN}, "2": {"held_out": 0.5}}')
+    assert scores.best([1, 2]) == 2
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"1": 5}', '{"1": {"held_out": "x"}}', '{"a": {}}']
+)
+def test_spoilt_scores_are_named_and_no_checkpoint_is_removed_by_them(
+    tmp_path: Path, content: str
+) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    (tmp_path / "scores.json").write_text(content)
+    with pytest.raises(DataLoss, match=r"scores.json is spoilt .* remove the file"):
+        prune(tmp_path, 1)
+    with pytest.raises(DataLoss, match="is spoilt"):
+        choose(tmp_path, BEST)
+    assert steps(tmp_path) == [3, 2, 1]
+    assert choose(tmp_path, LATEST).step == 3
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b"\xff", b'{"step": 2, "policy_version": 2}']
+)
+def test_checkpoint_whose_state_is_spoilt_is_named(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path, 1)
+    (write(tmp_path, 2) / "state.json").write_bytes(content)
+    with pytest.raises(DataLoss, match=r"step-00000002/state.json is spoilt .* remove the folder"):
+        choose(tmp_path, LATEST)
+
+
+@pytest.mark.parametrize("removes", [prune, lambda root, _: replaced(root / "step-00000001")])
+@pytest.mark.parametrize("at", [0, 1])
+def test_copy_of_a_checkpoint_that_goes_away_meanwhile_is_whole_and_of_one(
+    tmp_path: Path, removes: Callable[[Path, int], None], at: int
+) -> None:
+    root, calls = tmp_path / "checkpoints", 0
+    write(root, 1)
+
+    def link(source: str, target: str) -> None:
+        nonlocal calls
+        if calls == at:
+            write(root, 2)
+            removes(root, 1)
+        calls += 1
+        shutil.copy2(source, target)
+
+    chosen = link_checkpoint(root, LATEST, tmp_path / "copy", link)
+    assert chosen.step == 2
+    assert (tmp_path / "copy" / "adapter" / "weights").read_text() == "weights of step 2"
+    assert json.loads((tmp_path / "copy" / "state.json").read_text())["step"] == 2
+
+
+def replaced(folder: Path) -> None:
+    """Puts another checkpoint in the place of one, as a save of the same step does."""
+    old = folder.rename(folder.with_name(".replaced"))
+    write(folder.parent, 1)
+    shutil.rmtree(old)
+
+
+def test_full_disk_ends_the_copy(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoints", 1)
+
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", target)
+
+    with pytest.raises(OSError, match="No space left"):
+        link_checkpoint(tmp_path / "checkpoints", LATEST, tmp_path / "copy", full)
+
+
+def test_going_back_again_to_where_the_run_is_makes_nothing_new(tmp_path: Path) -> None:
+    for step in (4, 5, 6):
+        write(tmp_path, step)
+    first = back(tmp_path, 4, "a")
+    assert back(tmp_path, 4, "b") == first
+    second = back(tmp_path, 5, "c")
+    assert second.version == first.version + 1
+    assert back(tmp_path, 4, "a") == first
+    assert len(stored(tmp_path)) == 5

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,9 +28,10 @@ from learner.runner import spec_of as read_spec
 from learner.runs import Run, RunState, RunStore, Step, write_atomically
 from learner.servicer import LearnerServicer
 from runspec.convert import run_spec_to_proto
-from runspec.schema import RunSpec
+from runspec.schema import ModelSpec, RunSpec
 from servicekit.channels import connect
 from servicekit.errors import (
+    DataLoss,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -528,4 +530,88 @@ async def test_run_without_weights_is_not_exported(stub: Any, learner: Learner) 
     assert caught.value.reason == "NO_CHECKPOINT"
     with pytest.raises(NotFound):
         _ = [r async for r in stub.ExportRun(pb.ExportRunRequest(run_id="nobody"))]
+    assert not list(learner.store.folder(run_id).glob(".export-*"))
+
+
+async def test_request_to_go_back_that_is_repeated_later_leaves_what_the_run_made_since(
+    stub: Any, learner: Learner
+) -> None:
+    run_id = await complete(stub, learner)
+    kept_checkpoints(learner, run_id, 1, 3)
+    request = going_back(run_id, step=1)
+    first = await stub.RollBackRun(request)
+    await stub.ResumeRun(pb.ResumeRunRequest(run_id=run_id))
+    for _ in range(3):
+        learner.job.go.release()
+    last = [r async for r in stub.WatchRun(pb.WatchRunRequest(run_id=run_id))][-1]
+    assert last.ended.state == pb.RUN_STATE_COMPLETED
+    adapter = learner.store.folder(run_id) / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    for again in (request, going_back(run_id, step=1)):
+        reply = await stub.RollBackRun(again)
+        assert (reply.to_step, reply.run.state) == (first.to_step, pb.RUN_STATE_COMPLETED)
+    assert learner.adapters.resolve(run_id) == adapter
+    assert len(learner.job.rolled_back) == 1
+
+
+async def test_run_whose_file_is_spoilt_is_named_and_hides_no_other(
+    stub: Any, learner: Learner
+) -> None:
+    run_id = await complete(stub, learner)
+    for name, content in (
+        ("torn", "{"),
+        ("odd", "[]"),
+        ("old", '{"state": "gone"}'),
+        ("A B", "{}"),
+    ):
+        (learner.store.folder(run_id).parent / name).mkdir()
+        (learner.store.folder(run_id).parent / name / "run.json").write_text(content)
+    listed = await stub.ListRuns(pb.ListRunsRequest())
+    assert [run.run_id for run in listed.runs] == [run_id]
+    learner.manager.resume_interrupted()
+    with pytest.raises(DataLoss, match=r"torn/run.json is spoilt"):
+        await stub.GetRun(pb.GetRunRequest(run_id="torn"))
+
+
+async def test_export_whose_reader_went_away_leaves_nothing(stub: Any, learner: Learner) -> None:
+    run_id = await complete(stub, learner)
+    kept_checkpoints(learner, run_id, 1)
+    holding, going_on = threading.Event(), threading.Event()
+
+    def held(run: Run) -> Any:
+        holding.set()
+        assert going_on.wait(10)
+        return without_model(run)
+
+    exporter = Exporter(learner.store, learner.store.folder(run_id), held)
+    run = learner.store.load(run_id)
+
+    async def read() -> None:
+        _ = [piece async for piece in exporter.export(run, "latest", merged=False)]
+
+    reader = asyncio.create_task(read())
+    assert await asyncio.to_thread(holding.wait, 10)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert len(list(learner.store.folder(run_id).glob(".export-*"))) == 1
+    going_on.set()
+    await exporter.ended()
+    assert not list(learner.store.folder(run_id).glob(".export-*"))
+
+
+def without_model(run: Run) -> RunSpec:
+    return read_spec(run).model_copy(update={"model": ModelSpec(path="/nowhere")})
+
+
+async def test_export_of_a_run_whose_model_is_gone_says_so(stub: Any, learner: Learner) -> None:
+    run_id = await complete(stub, learner)
+    kept_checkpoints(learner, run_id, 1)
+    exporter = Exporter(learner.store, learner.store.folder(run_id), without_model)
+    pieces = exporter.export(learner.store.load(run_id), "latest", merged=False)
+    with pytest.raises(FailedPrecondition, match=r"model.path: .*/nowhere") as caught:
+        _ = [piece async for piece in pieces]
+    assert caught.value.reason == "MODEL_UNUSABLE"
+    await exporter.ended()
     assert not list(learner.store.folder(run_id).glob(".export-*"))

@@ -94,8 +94,30 @@ def test_earlier_export_is_replaced_when_told_and_nothing_else_ever(suite: Any) 
         (sent(count=4), "3 files came of 4"),
         (sent({"../evil": b"x", **FILES}), "refused"),
         (sent({"README.md": b""}), "try again"),
+        (sent({**FILES, "hone.json": b"[1]"}), "try again"),
+        (sent({**FILES, "hone.json": b"\xff"}), "try again"),
+        (sent({"a\0b": b"", **FILES}), "refused"),
+        (sent({"\x1b[2J": b"", **FILES}), r"'\x1b[2J', which is refused"),
+        (sent({"/etc/x": b"", **FILES}), "refused"),
+        (sent({"x" * 300: b"", **FILES}), "File name too long"),
+        (sent()[:4] + sent()[:1] + sent()[4:], "adapter_model.safetensors"),
+        ([], "broke off"),
     ],
-    ids=["cut off", "piece lost", "file lost", "outside", "no manifest"],
+    ids=[
+        "cut off",
+        "piece lost",
+        "file lost",
+        "outside",
+        "no manifest",
+        "manifest a list",
+        "manifest bytes",
+        "zero byte",
+        "drives the terminal",
+        "absolute",
+        "long",
+        "twice",
+        "nothing",
+    ],
 )
 def test_export_that_is_not_what_was_sent_leaves_nothing(
     suite: Any, pieces: list[Any], said: str
@@ -104,6 +126,33 @@ def test_export_that_is_not_what_was_sent_leaves_nothing(
     assert suite.hone("export", "tiny-1", "--out", "out") == 1
     assert said in suite.err
     assert names(suite.folder) == {".hone"}
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [("/", "name a folder in it"), ("x" * 300, "File name too long"), ("x" * 253, "too long"),
+     ("file/below", "file: File exists"), ("file", "is no export")],
+)  # fmt: skip
+def test_folder_that_cannot_be_made_is_named(suite: Any, out: str, said: str) -> None:
+    suite.write("file", "mine")
+    suite.learner.export = sent()
+    assert suite.hone("export", "tiny-1", "--out", out) in (1, 2)
+    assert said in suite.err
+    assert "Traceback" not in suite.err
+    assert (suite.folder / "file").read_text() == "mine"
+    assert names(suite.folder) == {".hone", "file"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_link_to_a_folder_stays_a_link(suite: Any, there: bool) -> None:
+    if there:
+        (suite.folder / "disk").mkdir()
+    (suite.folder / "link").symlink_to(suite.folder / "disk")
+    suite.learner.export = sent()
+    assert suite.hone("export", "tiny-1", "--out", "link") == 0, suite.err
+    assert (suite.folder / "link").is_symlink()
+    assert names(suite.folder / "disk") == set(FILES)
+    assert names(suite.folder) == {".hone", "disk", "link"}
 
 
 def test_refusal_of_the_learner_is_said(suite: Any) -> None:

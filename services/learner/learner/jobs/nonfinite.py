@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.runs import write_atomically
+from learner.runs import reading, write_atomically
 from learner.training.errors import NonFiniteStep
 
 FILE = "nonfinite.json"
@@ -58,7 +58,15 @@ class NonFinite:
 
     def _read(self) -> list[dict[str, Any]]:
         try:
-            found: list[dict[str, Any]] = json.loads(self._path.read_text(encoding="utf-8"))
+            with reading(self._path, "remove it, and no step is without its members any more"):
+                return [
+                    {
+                        **entry,
+                        "step": int(entry["step"]),
+                        "life": int(entry["life"]),
+                        "members": [str(member) for member in entry["members"]],
+                    }
+                    for entry in json.loads(self._path.read_text(encoding="utf-8"))
+                ]
         except FileNotFoundError:
             return []
-        return found

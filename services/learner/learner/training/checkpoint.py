@@ -222,7 +222,9 @@ def _read(folder: Path) -> Checkpoint:
             state=found["state"],
             reference_hash=found["reference_hash"],
         )
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / STATE}: not a checkpoint's state: {error!r}") from error
 
 

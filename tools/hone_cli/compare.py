@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from hone_cli.bradley_terry import NoStrengths, strengths
@@ -120,7 +120,8 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunFigures]) -> Comparison:
-    """Compares at least two runs."""
+    """Compares at least two runs. A figure that is not a number is as one that was not told."""
+    runs = [replace(run, steps=_told(run.steps)) for run in runs]
     names = dict.fromkeys(name for run in runs for _, metrics in run.steps for name in metrics)
     main = next((name for name in _MAIN if name in names), "")
     return Comparison(
@@ -152,6 +153,22 @@ def held_out_of(scored: Iterable[tuple[int, str, float | None]], data_set: str) 
             scores.setdefault(task_id, []).append(score)
         missing += step == last and score is None
     return HeldOut(step=last, data_set=data_set, scores=scores, num_unscored=missing)
+
+
+def news(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Returns the figures of `after` that `before` does not tell; what is not a number is no news of such."""
+    return {
+        name: value
+        for name, value in after.items()
+        if before.get(name) != value and not (math.isnan(value) and name in before)
+    }
+
+
+def _told(steps: Sequence[tuple[int, Mapping[str, float]]]) -> list[tuple[int, dict[str, float]]]:
+    return [
+        (step, {name: value for name, value in found.items() if math.isfinite(value)})
+        for step, found in steps
+    ]
 
 
 def _differing(settings: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:

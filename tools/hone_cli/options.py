@@ -1,9 +1,17 @@
 """Options that several commands share."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+def _price(value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"found {value}, expected an amount of money")
+    return value
+
 
 Endpoint = Annotated[
     str | None,
@@ -24,6 +32,7 @@ PricePerHour = Annotated[
     typer.Option(
         "--price-per-hour",
         min=0,
+        callback=_price,
         metavar="MONEY",
         help="What the machine costs, for the estimate of --dry-run.",
         rich_help_panel="Estimate",
@@ -34,6 +43,7 @@ PricePerTokens = Annotated[
     typer.Option(
         "--price-per-million-tokens",
         min=0,
+        callback=_price,
         metavar="MONEY",
         help="What tokens cost, for the estimate of --dry-run.",
         rich_help_panel="Estimate",

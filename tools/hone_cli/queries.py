@@ -12,7 +12,7 @@ from hone.learner.v1 import learner_pb2
 
 from hone_cli.addresses import AddressBook
 from hone_cli.clients import console_client, learner_client
-from hone_cli.compare import HeldOut, RunFigures, held_out_of
+from hone_cli.compare import HeldOut, RunFigures, held_out_of, news
 from hone_cli.errors import USAGE, CliError
 from hone_cli.plain import enum_word
 from hone_cli.watching import LearnerSource
@@ -78,7 +78,7 @@ async def run_figures(run_id: str, book: AddressBook) -> RunFigures:
     run, steps = reply.run, [(step.step, dict(step.metrics)) for step in reply.steps]
     # Figures of the whole run that no step has told, as of the evaluation after the last update.
     before = steps[-1][1] if steps else {}
-    after = {k: v for k, v in run.metrics.items() if before.get(k) != v}
+    after = news(before, run.metrics)
     if after:
         steps.append((run.step, after))
     return RunFigures(

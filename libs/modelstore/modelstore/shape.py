@@ -45,14 +45,14 @@ def model_shape(path: str, caches: Sequence[Path] = ()) -> ModelShape:
     folder = _folder(path, caches)
     if folder is None:
         return _of_gguf(packaged_file(path.removeprefix(PACKAGE_PREFIX)))
-    config = json.loads((folder / "config.json").read_bytes())
+    config = _Config.of(folder / "config.json")
     shapes = dict(_safetensors(folder))
     return ModelShape(
         num_parameters=sum(math.prod(shape) for shape in shapes.values()),
-        num_layers=int(config["num_hidden_layers"]),
-        hidden_size=int(config["hidden_size"]),
-        vocabulary_size=int(config["vocab_size"]),
-        linear_shapes=_linear(shapes.items(), ".layers."),
+        num_layers=config.number("num_hidden_layers", "n_layer", "num_layers"),
+        hidden_size=config.number("hidden_size", "n_embd", "d_model"),
+        vocabulary_size=config.number("vocab_size"),
+        linear_shapes=_linear(shapes.items(), ".layers.", ".h."),
     )
 
 
@@ -61,16 +61,22 @@ def open_tokenizer(path: str, caches: Sequence[Path] = ()) -> Any:
 
     Raises:
         ModelUnusableError: there is no such model, or it lacks a part.
+        ValueError: its files cannot be read.
     """
     import transformers
 
     folder = _folder(path, caches)
-    if folder is not None:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    file = packaged_file(path.removeprefix(PACKAGE_PREFIX))
-    return transformers.AutoTokenizer.from_pretrained(
-        str(file.parent), gguf_file=file.name, local_files_only=True
-    )
+    options: dict[str, str] = {}
+    if folder is None:
+        file = packaged_file(path.removeprefix(PACKAGE_PREFIX))
+        folder, options = file.parent, {"gguf_file": file.name}
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, **options
+        )
+    # What a spoilt file raises is of many kinds, plain Exception among them.
+    except Exception as error:
+        raise ValueError(f"{folder}: the tokenizer cannot be opened: {error}") from error
 
 
 def _folder(path: str, caches: Sequence[Path]) -> Path | None:
@@ -83,14 +89,47 @@ def _folder(path: str, caches: Sequence[Path]) -> Path | None:
     return folder
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Config:
+    """A model's config.json; that of a model of several kinds of input has its language model's within."""
+
+    file: Path
+    said: Mapping[str, object]
+
+    @classmethod
+    def of(cls, file: Path) -> "_Config":
+        try:
+            said = json.loads(file.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{file} is not JSON: {error}") from error
+        if not isinstance(said, dict):
+            raise ValueError(f"{file} is no JSON object")
+        inner = said.get("text_config")
+        return cls(file=file, said=said | inner if isinstance(inner, dict) else said)
+
+    def number(self, *names: str) -> int:
+        """Returns a size by the first of its names that is there."""
+        for name in names:
+            value = self.said.get(name)
+            if isinstance(value, int):
+                return value
+        raise ValueError(f"{self.file} says no {names[0]}")
+
+
 def _safetensors(folder: Path) -> Iterable[tuple[str, tuple[int, ...]]]:
     """Shapes by name, from the headings of the files."""
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
-            heading = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        for name, entry in heading.items():
-            if name != "__metadata__":
-                yield name, tuple(entry["shape"])
+            size = int.from_bytes(stream.read(8), "little")
+            # A pointer of Git LFS, for one, begins with letters.
+            if size > file.stat().st_size:
+                raise ValueError(f"{file} holds no weights: its heading is longer than the file")
+            try:
+                heading = json.loads(stream.read(size))
+                shapes = {k: tuple(v["shape"]) for k, v in heading.items() if k != "__metadata__"}
+            except (ValueError, AttributeError, KeyError, TypeError) as error:
+                raise ValueError(f"{file} holds no weights: {error!r}") from error
+        yield from shapes.items()
 
 
 def _of_gguf(file: Path) -> ModelShape:
@@ -109,13 +148,15 @@ def _of_gguf(file: Path) -> ModelShape:
         num_layers=number("block_count"),
         hidden_size=number("embedding_length"),
         vocabulary_size=shapes["token_embd.weight"][0],
-        linear_shapes=_linear(shapes.items(), "blk."),
+        linear_shapes=_linear(shapes.items(), ".blk."),
     )
 
 
 def _linear(
-    shapes: Iterable[tuple[str, tuple[int, ...]]], block: str
+    shapes: Iterable[tuple[str, tuple[int, ...]]], *blocks: str
 ) -> dict[str, tuple[int, int]]:
     return {
-        name: (shape[0], shape[1]) for name, shape in shapes if block in name and len(shape) == 2
+        name: (shape[0], shape[1])
+        for name, shape in shapes
+        if len(shape) == 2 and any(block in f".{name}" for block in blocks)
     }

@@ -1,10 +1,13 @@
 """The size of a model from its files alone is that of the model when it is opened."""
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -51,6 +54,49 @@ def test_model_that_is_not_there_is_named(tmp_path: Path) -> None:
         model_shape(str(tmp_path / "none"))
     with pytest.raises(ModelUnusableError, match="no packaged model 'other'"):
         model_shape("package:other", [tmp_path])
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.safetensors", LFS_POINTER, "model.safetensors holds no weights"),
+        ("model.safetensors", b"", "model.safetensors holds no weights"),
+        ("model.safetensors", (2).to_bytes(8, "little") + b"[]", "holds no weights"),
+        ("model.safetensors", (8).to_bytes(8, "little") + b'{"a": 1}', "holds no weights"),
+        ("config.json", b"[", "config.json is not JSON"),
+        ("config.json", b"[]", "config.json is no JSON object"),
+        ("config.json", b"{}", "config.json says no num_hidden_layers"),
+        ("config.json", b'{"num_hidden_layers": "5"}', "config.json says no num_hidden_layers"),
+        ("tokenizer.json", b"{", "the tokenizer cannot be opened"),
+    ],
+)
+def test_file_of_a_model_that_is_spoilt_is_named(
+    tiny: Path, tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    shutil.copytree(tiny, tmp_path / "model")
+    (tmp_path / "model" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        (open_tokenizer if name == "tokenizer.json" else model_shape)(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: {"n_layer": said.pop("num_hidden_layers"), **said},
+        lambda said: {"vocab_size": 7, "text_config": said},
+    ],
+)
+def test_sizes_are_found_under_the_names_of_other_families(
+    tiny: Path, tmp_path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    shutil.copytree(tiny, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps(change(said)))
+    assert model_shape(str(tmp_path / "model")) == model_shape(str(tiny))
 
 
 @pytest.mark.slow

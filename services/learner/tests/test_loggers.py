@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import signal
 import subprocess
@@ -186,6 +187,14 @@ def test_step_told_again_counts_once_and_the_last_evaluation_is_a_step_more() ->
     shown.close("completed", told(2) | {"eval/reward/mean": 0.5})
     assert [s.step for s in kept.steps] == [0, 1, 2, 3]
     assert kept.steps[-1].metrics == {"eval/reward/mean": 0.5}
+
+
+def test_figure_that_stays_no_number_is_no_step_more() -> None:
+    kept = Kept()
+    shown = board({"kept": lambda: kept}, [])
+    shown.step(0, 1, {"kl": math.nan})
+    shown.close("completed", {"kl": math.nan})
+    assert [s.step for s in kept.steps] == [0]
 
 
 def test_logger_that_hangs_holds_the_end_of_a_run_up_no_longer_than_it_may(

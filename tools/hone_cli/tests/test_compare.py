@@ -1,5 +1,7 @@
 """Comparing runs: what differs, at the same steps, and held-out reward task by task."""
 
+import json
+import math
 import random
 from typing import Any
 
@@ -9,7 +11,8 @@ from hone.console.v1 import console_pb2
 from hone.learner.v1 import learner_pb2
 
 from hone_cli.bradley_terry import strengths
-from hone_cli.compare import Comparison, HeldOut, RunFigures, compare, held_out_of
+from hone_cli.compare import Comparison, HeldOut, RunFigures, compare, held_out_of, news
+from hone_cli.render_compare import as_plain
 from hone_cli.text import sparkline
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec
@@ -266,3 +269,23 @@ def test_two_runs_are_not_ranked_and_three_need_the_same_tasks() -> None:
     without = compare([*runs, run("c", [0.1])]).ranking
     assert without is not None
     assert without.strengths is None
+
+
+def test_figure_that_is_not_a_number_is_as_one_that_was_not_told() -> None:
+    nan = math.nan
+    found = compare([run("a", [nan, 0.5, math.inf]), run("b", [0.2, 0.4, nan])])
+    figures = {figure.name: figure for figure in found.figures}
+    assert [(e.step, e.value) for e in figures["reward/mean"].best if e] == [(1, 0.5), (1, 0.4)]
+    assert figures["reward/mean"].common_step == 1
+    assert found.curves == {0: [None, 0.2], 1: [0.5, 0.4]}
+    json.dumps(as_plain(found), allow_nan=False)
+    nothing = compare([run("a", [nan]), run("b", [nan])])
+    assert (nothing.figures, nothing.main, nothing.curves) == ([], "", {})
+
+
+def test_figure_that_stays_no_number_is_no_news() -> None:
+    nan = math.nan
+    assert news({"kl": nan, "loss": 1.0}, {"kl": nan, "loss": 1.0}) == {}
+    assert news({"loss": 1.0}, {"loss": 2.0}) == {"loss": 2.0}
+    assert list(news({}, {"kl": nan})) == ["kl"]
+    assert news({"kl": nan}, {"kl": 1.0}) == {"kl": 1.0}

@@ -1,6 +1,7 @@
 """What a run will take: exact counts, bounds that hold, and assumptions that are said."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,23 @@ def test_tokens_of_rows_are_those_that_the_learner_makes_of_them(
     assert found["tokens"] == {"least": total, "expected": total, "most": total}
     assert found["cost"] == total
     assert found["memory_bytes"] > 1.2e6 * 4
+
+
+@pytest.mark.parametrize("price", ["nan", "inf", "-1"])
+def test_price_is_an_amount(suite: Any, price: str) -> None:
+    assert suite.hone("sft", "run.yaml", "--dry-run", "--price-per-hour", price) == 2
+    assert "--price-per-hour" in suite.err
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_model_that_is_spoilt_leaves_the_rest_of_a_dry_run(
+    suite: Any, tiny: Path, name: str
+) -> None:
+    shutil.copytree(tiny, suite.folder / "model")
+    suite.write(f"model/{name}", "version https://git-lfs.github.com/spec/v1\n")
+    suite.write("rows.jsonl", '{"prompt": "1 + 1?", "completion": "2"}\n')
+    suite.write("run.yaml", "algorithm: sft\nmodel: {path: model}\ndata: {train: rows.jsonl}\n")
+    assert suite.hone("sft", "run.yaml", "--dry-run", "--json") == 0, suite.err
+    assert suite.json()["estimate"]["updates"] == 30
+    assert any(f"model/{name}" in text or "tokenizer" in text
+               for text in suite.json()["estimate"]["assumptions"])  # fmt: skip

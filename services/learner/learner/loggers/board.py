@@ -4,6 +4,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from math import isnan
 
 from learner.alarms import Alarm
 from learner.jobs.context import Reporter
@@ -65,7 +66,12 @@ class Board:
         if not self._thread.is_alive():
             return
         last = self._last
-        said = {name: value for name, value in metrics.items() if last.metrics.get(name) != value}
+        said = {
+            name: value
+            for name, value in metrics.items()
+            # What is not a number is not equal to itself, and no news for that.
+            if last.metrics.get(name) != value and not (isnan(value) and name in last.metrics)
+        }
         if said:
             self.step(last.step + 1, last.policy_version, said)
         self._put(lambda logger: logger.end(state))

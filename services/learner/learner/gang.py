@@ -3,6 +3,7 @@
 The service talks to the first rank alone, which hands every call on to the others; each computes its part. Where one
 rank ends, all are ended and the call says which one it was: the run fails, and resumed it goes on from its checkpoint.
 The ranks are processes of this machine that run `learner.training.rank`, and know each other as those of torchrun do.
+Each holds the end of a pipe that this process keeps open: a rank ends with the learner, however that ends.
 """
 
 import contextlib
@@ -38,6 +39,9 @@ POLL_SECONDS = 0.2
 CLOSE_SECONDS = 20.0
 """Time that ranks have to end by themselves."""
 
+MEETS_IN = "meet-"
+"""Begin of the name of the folder, beside the logs, where the ranks find each other."""
+
 LAST_WORDS = 600
 """Characters of a rank's log that an error repeats."""
 
@@ -63,7 +67,11 @@ class Gang:
         self._silence_seconds = silence_seconds
         self._home: Path | None = None
         self._ranks: list[subprocess.Popen[bytes]] = []
+        self._ended: list[tuple[int, int]] = []
+        """Exit code and number of the ranks that ended by themselves, once all have ended."""
         self._connection: Connection | None = None
+        self._lifeline = -1
+        """Writing end of the pipe that no one writes to."""
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -123,20 +131,30 @@ class Gang:
             self._connection.close()
             self._connection = None
         self._end(CLOSE_SECONDS)
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
         if self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
             self._home = None
 
     def _start(self) -> None:
-        self._home = Path(tempfile.mkdtemp(prefix="hone-ranks-"))
         self._logs.mkdir(parents=True, exist_ok=True)
+        for left in self._logs.glob(f"{MEETS_IN}*"):
+            # Of a learner that was killed.
+            shutil.rmtree(left)
+        self._home = Path(tempfile.mkdtemp(prefix=MEETS_IN, dir=self._logs))
         mine, theirs = socket.socketpair()
-        with theirs:
-            for rank in range(self._count):
-                self._ranks.append(self._start_rank(rank, theirs.fileno()))
         self._connection = Connection(mine.detach())
+        ends_with, self._lifeline = os.pipe()
+        try:
+            with theirs:
+                for rank in range(self._count):
+                    self._ranks.append(self._start_rank(rank, theirs.fileno(), ends_with))
+        finally:
+            os.close(ends_with)
 
-    def _start_rank(self, rank: int, talks_over: int) -> "subprocess.Popen[bytes]":
+    def _start_rank(self, rank: int, talks_over: int, ends_with: int) -> "subprocess.Popen[bytes]":
         assert self._home is not None
         # What torchrun sets, and beside it where the ranks meet and how the first one talks to the service.
         environment = {
@@ -146,6 +164,7 @@ class Gang:
             "WORLD_SIZE": str(self._count),
             "LOCAL_WORLD_SIZE": str(self._count),
             "HONE_RANKS_MEET_AT": str(self._home / "meet"),
+            "HONE_RANKS_END_WITH": str(ends_with),
             "GLOO_SOCKET_IFNAME": "lo",
         }
         if rank == 0:
@@ -157,7 +176,7 @@ class Gang:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=(talks_over,) if rank == 0 else (),
+                pass_fds=(ends_with, talks_over) if rank == 0 else (ends_with,),
             )
 
     def _step(self, name: str, what: Any, progress: Progress, stop: Event) -> dict[str, float]:
@@ -232,11 +251,9 @@ class Gang:
 
     def _lost(self, more: str = "") -> Unavailable:
         """Returns the error that names the rank that ended first, as far as that can be seen."""
-        ended = [(rank.poll(), index) for index, rank in enumerate(self._ranks)]
         # First a rank that was killed: others end with 1 because of it.
-        code, index = min(
-            ((code, index) for code, index in ended if code is not None), default=(None, 0)
-        )
+        found: list[tuple[int | None, int]] = [*sorted(self._ended or self._gone()), (None, 0)]
+        code, index = found[0]
         how = "ended"
         if code is not None:
             how = (
@@ -250,10 +267,19 @@ class Gang:
             reason="RANK_LOST",
         )
 
+    def _gone(self) -> list[tuple[int, int]]:
+        found = ((rank.poll(), index) for index, rank in enumerate(self._ranks))
+        return [(code, index) for code, index in found if code is not None]
+
     def _end(self, seconds: float) -> None:
+        """Gives all ranks together some time to end by themselves; those that have not are killed."""
+        until = time.monotonic() + seconds
         for rank in self._ranks:
-            try:
-                rank.wait(seconds)
-            except subprocess.TimeoutExpired:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.wait(max(0.0, until - time.monotonic()))
+        # Before the others are killed, which would look as if they had been the cause.
+        self._ended = self._ended or self._gone()
+        for rank in self._ranks:
+            if rank.poll() is None:
                 rank.kill()
                 rank.wait()

@@ -2,7 +2,8 @@
 
 RANK, LOCAL_RANK and WORLD_SIZE are as torchrun sets them. The first rank takes calls from the service, hands them on to
 the others and answers; the others do what it hands on. An error that all ranks meet alike is an answer; any other ends
-the rank, and with it the gang.
+the rank, and with it the gang. A rank ends at once when the service is gone, whatever it is in the middle of: waiting
+for another rank that will never come, or writing a checkpoint that the next ranks may be writing as well.
 """
 
 import os
@@ -117,8 +118,19 @@ def _device(local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def _end_with(lifeline: int) -> None:
+    """Ends this process when the service has closed its end of a pipe."""
+
+    def wait() -> None:
+        os.read(lifeline, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
 def main() -> None:
     """Joins the gang and serves."""
+    _end_with(int(os.environ["HONE_RANKS_END_WITH"]))
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = _device(int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda":

@@ -1,7 +1,10 @@
 """Ranks that train together: the same gradients and figures as one process, and one end for all."""
 
+import contextlib
 import json
 import os
+import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -106,11 +109,13 @@ def test_a_rank_that_hangs_ends_the_step(
     tiny_folder: Path, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
     settings = settings_of(tiny_folder, tmp_path, kl_coef=0.0)
+    (tmp_path / "ranks" / "meet-of-a-killed-learner").mkdir(parents=True)
     with opened(Gang(settings, 2, tmp_path / "ranks", silence_seconds=2)) as gang:
         gang.restore()
         os.kill(gang.process_ids[1], signal.SIGSTOP)
         with pytest.raises(Unavailable, match="rollout_step: no micro-batch ended for 2 s"):
             gang.rollout_step(make_groups(0), quiet, threading.Event())
+    assert {file.name for file in (tmp_path / "ranks").iterdir()} == {"rank-0.log", "rank-1.log"}
 
 
 def test_gradients_are_equal_however_a_batch_is_laid_out_and_by_two_ranks(tmp_path: Path) -> None:
@@ -140,3 +145,60 @@ def test_ranks_that_cannot_open_the_run_say_why(tmp_path: Path, tiny_folder: Pat
         pytest.raises(ValueError, match=r"model\.path: .*nowhere' cannot be opened"),
     ):
         gang.restore()
+
+
+LEARNER = """
+import sys, pickle, threading, time
+from pathlib import Path
+from learner.gang import Gang
+settings, logs = pickle.load(sys.stdin.buffer)
+gang = Gang(settings, 2, Path(logs))
+threading.Thread(target=gang.restore, daemon=True).start()
+while len(gang.process_ids) < 2:
+    time.sleep(0.01)
+print(*gang.process_ids, flush=True)
+threading.Event().wait()
+"""
+"""A learner whose ranks begin."""
+
+
+def test_ranks_end_when_their_learner_is_killed_also_while_they_wait_for_each_other(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    learner = subprocess.Popen(
+        [sys.executable, "-c", LEARNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert learner.stdin is not None and learner.stdout is not None
+    with learner, learner.stdin as asks, learner.stdout as says:
+        pickle.dump((settings_of(tiny_folder, tmp_path), str(tmp_path / "ranks")), asks)
+        asks.flush()
+        ranks = [int(pid) for pid in says.readline().split()]
+        ends = [os.pidfd_open(pid) for pid in ranks]
+        try:
+            # The first one waits for a second one that does not come.
+            os.kill(ranks[1], signal.SIGSTOP)
+            learner.kill()
+            assert select.select(ends[:1], [], [], 30)[0], "the first rank outlived its learner"
+            os.kill(ranks[1], signal.SIGCONT)
+            assert select.select(ends[1:], [], [], 30)[0], "the second rank outlived its learner"
+        finally:
+            for end in ends:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(end, signal.SIGKILL)
+                os.close(end)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_the_rank_that_ended_first_is_named_and_not_one_that_was_ended_because_of_it(
+    tiny_folder: Path, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    settings = settings_of(tiny_folder, tmp_path, kl_coef=0.0)
+    with opened(Gang(settings, 2, tmp_path / "ranks")) as gang:
+        gang.restore()
+        # It cannot see that the first one ends, so that it has to be killed.
+        os.kill(gang.process_ids[1], signal.SIGSTOP)
+        os.kill(gang.process_ids[0], signal.SIGHUP)
+        with pytest.raises(Unavailable, match="rank 0 of 2 was killed by SIGHUP"):
+            gang.rollout_step(make_groups(0), quiet, threading.Event())

@@ -6,6 +6,7 @@ the step under way by reading again. This file knows no transport; `fold_*` take
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from trajectory.types import (
     Attribution,
@@ -83,11 +84,13 @@ class StepLedger:
         *,
         reserve: Mapping[Slot, str] | None = None,
         versions: range | None = None,
+        by_turn: bool = False,
     ) -> None:
         """Starts with every slot (and its task_id) unrequested.
 
         The groups of `reserve`, whose indices follow on, join in order: one for each group that closes without spread.
         An attempt counts only if every token of it was sampled by one of the policy `versions`; None means by any.
+        `by_turn` says that members learn from the rewards of their turns, and not from the score alone.
         """
         self._budget = budget
         self.slots = _states(slots)
@@ -99,6 +102,7 @@ class StepLedger:
         self.resampled_groups = 0
         """Groups of the reserve that joined."""
         self._versions = versions
+        self._by_turn = by_turn
         self.too_stale = 0
         """Attempts that were scored and do not count, because an older policy acted than may be learned from."""
         self.unknown_version = 0
@@ -174,7 +178,7 @@ class StepLedger:
 
     def _replace_if_silent(self, group_index: int) -> None:
         group = [s for s in self.slots.values() if s.slot.group_index == group_index]
-        if all(self.is_closed(state) for state in group) and is_silent(group):
+        if all(self.is_closed(state) for state in group) and self.is_silent(group):
             self._silent.add(group_index)
             self._join_reserve(len(self._silent))
 
@@ -183,6 +187,10 @@ class StepLedger:
         for group in self._reserve[self.resampled_groups : count]:
             self.slots.update({state.slot: state for state in group})
             self.resampled_groups += 1
+
+    def is_silent(self, group: Iterable[SlotState]) -> bool:
+        """Says whether a group was scored and carries no signal."""
+        return is_silent(group, by_turn=self._by_turn)
 
     def wanted(self) -> list[Wanted]:
         """Returns the attempts to request now: first ones, and retries that the budgets allow."""
@@ -271,10 +279,21 @@ class StepLedger:
         }
 
 
-def is_silent(group: Iterable[SlotState]) -> bool:
-    """Says whether a group was scored and its scores do not differ, so that it carries no signal."""
-    scores = [state.outcome.score for state in group if isinstance(state.outcome, Scored)]
-    return len(scores) >= 2 and max(scores) - min(scores) <= NO_SPREAD
+def is_silent(group: Iterable[SlotState], *, by_turn: bool = False) -> bool:
+    """Says whether a group was scored and its scores do not differ, nor, `by_turn`, what its members earned in any."""
+    earned = [
+        _earned(state.outcome, by_turn=by_turn)
+        for state in group
+        if isinstance(state.outcome, Scored)
+    ]
+    turns = zip_longest(*earned, fillvalue=0.0)
+    return len(earned) >= 2 and all(max(turn) - min(turn) <= NO_SPREAD for turn in turns)
+
+
+def _earned(outcome: Scored, *, by_turn: bool) -> list[float]:
+    """Returns the rewards by turn; what the score has beyond them belongs to the last."""
+    before = outcome.step_rewards[:-1] if by_turn else ()
+    return [*before, outcome.score - sum(before)]
 
 
 def _states(slots: Mapping[Slot, str]) -> dict[Slot, SlotState]:

@@ -47,7 +47,7 @@ TASKS = [t.Task(task_id=f"t{i}", messages=(), reference={"answer": str(i)}) for 
 class World:
     """Answers every request as `behave` says.
 
-    `score`, `=0.7` (this score), `flat` (all members alike),
+    `score`, `=0.7` (this score), `flat` (all members alike), `turns` (all scores alike, not so the rewards of turns),
     `mask`, `infra`, `data`, `silent`, or `stale` and `future`: scored, but the
     policy that acted was a version older or newer than the one that was asked for.
     """
@@ -81,6 +81,9 @@ class World:
                 judged.masked.reason = "unreadable"
             else:
                 judged.scored.score = _score(what, envelope.slot.sample_index)
+                if what == "turns":
+                    first = envelope.slot.sample_index / 4
+                    judged.scored.step_rewards.extend([first, 0.5 - first])
             await self.tell(envelope, judged, "grader")
 
     async def tell(self, about: events_pb2.Envelope, payload: Any, source: str) -> None:
@@ -100,7 +103,7 @@ class World:
 def _score(what: str, sample_index: int) -> float:
     if what.startswith("="):
         return float(what[1:])
-    return 0.5 if what == "flat" else sample_index / 2
+    return 0.5 if what in ("flat", "turns") else sample_index / 2
 
 
 def _finished(envelope: events_pb2.Envelope, shift: int) -> events_pb2.RolloutFinished:

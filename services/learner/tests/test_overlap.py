@@ -193,6 +193,18 @@ async def test_groups_without_spread_are_replaced_by_groups_of_other_tasks(
         assert report.metrics[step]["frac_reward_zero_std"] == 0.5
 
 
+@pytest.mark.parametrize("turn_rewards", [True, False])
+async def test_group_whose_turns_differ_teaches_where_turns_are_rewarded(
+    bus: MemoryBus, tmp_path: Path, turn_rewards: bool
+) -> None:
+    core, report = RecordingCore({}), Report()
+    run_spec = spec(max_steps=1, max_resampled_groups=1, turn_rewards=turn_rewards)
+    job = ReinforcementJob(await context(bus, run_spec, tmp_path, report), core, TASKS, [])
+    await with_world(bus, always("turns"), job.run())
+    assert report.metrics[0]["groups/resampled"] == (0.0 if turn_rewards else 1.0)
+    assert [len(group) for group in core.steps[0]] == ([2, 2] if turn_rewards else [])
+
+
 async def test_resampling_ends_at_its_bound(bus: MemoryBus, tmp_path: Path) -> None:
     core, report = RecordingCore({}), Report()
     run_spec = spec(max_steps=1, max_resampled_groups=3)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from learner.ledger import Attempt, SlotState, StepLedger, is_silent
+from learner.ledger import Attempt, SlotState, StepLedger
 from learner.ports import ScoredRollout
 from trajectory.types import Scored, StopReason, TokenSpan
 
@@ -21,12 +21,13 @@ class StepBatch:
 def step_batch(ledger: StepLedger, *, version: int, left_out: Collection[str] = ()) -> StepBatch:
     """Returns the scored members by group, without the rollouts that are left out.
 
-    Where groups without spread were replaced, they are left out too. `version` is that of the weights to be updated.
+    Once a group was replaced, all groups without spread are left out too. `version` is that of the weights to be
+    updated.
     """
     groups: list[list[ScoredRollout]] = []
     attempts: list[Attempt] = []
     for states in ledger.groups():
-        if ledger.resampled_groups and is_silent(states):
+        if ledger.resampled_groups and ledger.is_silent(states):
             continue
         members = [made for state in states if (made := _member(state)) is not None]
         kept = [made for made in members if made[0].rollout_id not in left_out]

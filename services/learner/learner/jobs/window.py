@@ -56,6 +56,7 @@ class Window:
                 run_id, Phase.TRAIN, step, reserve, size, first_group=len(chosen)
             ),
             versions=range(version - train.max_staleness, version + 1),
+            by_turn=train.turn_rewards,
         )
         await context.log.planned(Phase.TRAIN, step, [task.task_id for task in chosen], size)
         return self._collector.open((Phase.TRAIN, step), ledger, self._by_id)

@@ -82,6 +82,40 @@ async def test_alarm_stops_the_run_after_a_step_that_is_saved_and_a_resume_goes_
     assert sum("alarms/reward_collapse" in metrics for metrics in told) == 1
 
 
+class KilledCore(RecordingCore):
+    """Its process is killed once a step with an alarm is on disk and not told yet."""
+
+    async def save(self, restored: Restored) -> None:
+        await super().save(restored)
+        if restored.state["last"] and restored.state["last"]["alarms"]:
+            raise ConnectionError("killed")
+
+
+async def test_alarm_stops_the_run_also_where_the_learner_was_killed_before_it_could(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    scores = [0.8] * 8 + [0.1] * 8
+    run_spec = with_health(spec(max_steps=16), on_alarm="stop", window=3)
+    disk: dict[str, Restored] = {}
+    report = Report()
+
+    async def lives() -> None:
+        made = await context(bus, run_spec, tmp_path, report)
+        with pytest.raises(ConnectionError, match="killed"):
+            await ReinforcementJob(made, KilledCore(disk), TASKS, []).run()
+        step = disk["last"].step
+        for _ in range(2):
+            # Killed again before the run's file said that it was stopped.
+            made = await context(bus, run_spec, tmp_path, report)
+            with pytest.raises(AlarmStop, match=f"in step {step - 1}: reward_collapse"):
+                await ReinforcementJob(made, RecordingCore(disk), TASKS, []).run()
+        made = await context(bus, run_spec, tmp_path, report, life=1)
+        await ReinforcementJob(made, RecordingCore(disk), TASKS, []).run()
+
+    await with_world(bus, by_step(*scores), lives())
+    assert disk["last"].step == 16
+
+
 async def test_alarm_only_warns_by_default(bus: MemoryBus, tmp_path: Path) -> None:
     report = Report()
     run_spec = with_health(spec(max_steps=12), window=3)

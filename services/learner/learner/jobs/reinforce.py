@@ -24,7 +24,7 @@ from learner.jobs.evaluate import evaluate
 from learner.jobs.nonfinite import NonFinite
 from learner.jobs.progressed import Progressed
 from learner.jobs.tracing import training_spans
-from learner.jobs.watch import Watch, packed, unpacked
+from learner.jobs.watch import Watch, unpacked
 from learner.jobs.window import Window
 from learner.ports import TrainingCore
 from learner.statistics import rollout_metrics
@@ -86,6 +86,8 @@ class ReinforcementJob:
         if at.rolled_back is not None:
             await self._context.log.rolled_back(at.rolled_back)
         self._watch.begin(rollbacks_of(restored.state))
+        if at.last is not None:
+            self._watch.check_again(at.step - 1, at.last)
         return at
 
     async def _publish(self, version: int) -> None:
@@ -124,8 +126,7 @@ class ReinforcementJob:
             "rollout_ids": [attempt.rollout_id for attempt in batch.attempts],
             "metrics": metrics,
             "version": at.version,
-            "alarms": packed(alarms),
-        }
+        } | self._watch.packed(alarms)
         await self._core.save(at.checkpoint())
         await self._announce(at)
         figures = {name: round(metrics[name], 4) for name in SHOWN if name in metrics}

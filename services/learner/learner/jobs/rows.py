@@ -8,7 +8,7 @@ from learner.checkpoints import rollbacks_of
 from learner.health import alarm_figures
 from learner.jobs.context import JobContext
 from learner.jobs.nonfinite import NonFinite
-from learner.jobs.watch import Watch, packed, unpacked
+from learner.jobs.watch import Watch, unpacked
 from learner.plan import rows_of_step
 from learner.ports import Restored, Stopped, TrainingCore
 from learner.training.errors import NonFiniteStep
@@ -71,6 +71,8 @@ class RowJob:
         if rollbacks and rollbacks[-1].step == at.step:
             await self._context.log.rolled_back(rollbacks[-1])
         self._watch.begin(rollbacks)
+        for entry in at.pending:
+            self._watch.check_again(entry["step"], entry)
         at.pending = []
         return at
 
@@ -101,7 +103,7 @@ class RowJob:
         metrics |= alarm_figures(alarms)
         at.step, at.version, at.metrics = step + 1, at.version + 1, metrics
         entry = {"step": step, "version": at.version, "metrics": metrics}
-        at.pending.append(entry | {"alarms": packed(alarms)})
+        at.pending.append(entry | self._watch.packed(alarms))
         if at.step % train.checkpoint_every_steps == 0 or at.step == train.max_steps:
             await self._save(at)
         self._watch.check(step, alarms)

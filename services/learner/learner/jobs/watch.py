@@ -72,12 +72,21 @@ class Watch:
         """
         self._health.check(step, alarms)
 
+    def packed(self, alarms: Sequence[Alarm]) -> dict[str, Any]:
+        """Returns what a checkpoint keeps of the alarms of a step until they are told and obeyed."""
+        kept = [{"kind": alarm.kind, "detail": alarm.detail} for alarm in alarms]
+        return {"alarms": kept, "life": self._context.life}
 
-def packed(alarms: Sequence[Alarm]) -> list[dict[str, str]]:
-    """Returns alarms as a checkpoint keeps them until they are told."""
-    return [{"kind": alarm.kind, "detail": alarm.detail} for alarm in alarms]
+    def check_again(self, step: int, entry: Mapping[str, Any]) -> None:
+        """Ends a run that was killed between the checkpoint of a step and the end that the step's alarms asked for.
+
+        Raises:
+            AlarmStop: the step raised an alarm, and no one has resumed the run since.
+        """
+        if entry.get("life") == self._context.life:
+            self.check(step, unpacked(entry["alarms"]))
 
 
 def unpacked(entries: Sequence[Mapping[str, Any]]) -> list[Alarm]:
-    """Reads what `packed` wrote."""
+    """Reads the alarms that `Watch.packed` wrote."""
     return [Alarm(kind=entry["kind"], detail=entry["detail"]) for entry in entries]

@@ -64,7 +64,11 @@ class FullPolicy(Policy):
         # A weight that is used twice is named once.
         once = {name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())}
         found = self.model.state_dict()
-        weights = {name: whole(tensor) for name, tensor in found.items() if name in once}
+        weights = {}
+        for name in sorted(once & found.keys()):
+            gathered = whole(found[name])
+            if self.writes:
+                weights[name] = gathered
         if not self.writes:
             return
         folder.mkdir(parents=True, exist_ok=True)

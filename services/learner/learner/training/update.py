@@ -122,6 +122,7 @@ class Updates:
     def _score_first(self) -> None:
         """Goes over the batch without gradients, for advantages that need log-probabilities."""
         work, memory = self.work, self.memory
+        total = len(work.batch.tokens.rows) * work.num_updates
         for turn in self._rounds():
             tokens = turn.part.tokens_P
             with torch.no_grad():
@@ -132,6 +133,8 @@ class Updates:
                     memory.values_T[tokens] = scored.values_P
             if work.algorithm.needs_reference:
                 self._ask_reference(turn)
+            # No row is learned from yet, but this rank is alive.
+            self.watch.tell(0, total)
         self._join()
         targets = work.algorithm.targets(
             work.batch,

@@ -513,6 +513,21 @@ def test_progress_counts_rows(make_policy: MakePolicy, make_groups: MakeGroups) 
     assert len(seen) > 1
 
 
+def test_first_pass_without_gradients_shows_life(
+    make_policy: MakePolicy, make_groups: MakeGroups
+) -> None:
+    groups = make_groups(5)
+    told: dict[bool, list[tuple[int, int]]] = {}
+    for first_pass in (False, True):
+        rollouts = PolicyGradientSettings(kl_coef=0.1, kl_in_reward=first_pass)
+        trainer = _trainer(make_policy(), max_nodes=16, rollouts=rollouts)
+        seen = told[first_pass] = []
+        trainer.rollout_step(groups, progress=lambda *counts, seen=seen: seen.append(counts))
+    rows = told[False][-1][1]
+    # Whoever watches would take a long first pass for a process that hangs.
+    assert told[True] == [(0, rows)] * len(told[False]) + told[False]
+
+
 def test_temperature_0_is_refused(make_policy: MakePolicy) -> None:
     with pytest.raises(ValueError, match=r"rollout\.temperature: found 0\.0"):
         _trainer(make_policy(), temperature=0.0)

@@ -16,6 +16,7 @@ from learner.manager import RunManager
 from learner.rollback import Rollbacks
 from learner.runner import Runner, spec_of
 from learner.runs import RunStore
+from learner.scratch import use_scratch
 from learner.servicer import LearnerServicer
 from learner.settings import LearnerSettings
 from servicekit.channels import connect, resolve
@@ -25,6 +26,7 @@ from servicekit.serve import App, run
 async def build(app: App[LearnerSettings]) -> None:
     """Puts the learner together."""
     settings = app.settings
+    use_scratch(settings.data_dir / "learner-tmp")
     bus = await NatsBus.connect(settings.nats_url, name="learner")
     app.on_close(bus.close)
     gateway = connect(resolve("tool_gateway", settings), idempotent_methods=IDEMPOTENT_METHODS)

@@ -62,6 +62,10 @@ class Filling:
     """Every slot is final, or collecting has failed."""
     deadlines: dict[int, float] = field(default_factory=dict)
     """By group that has been asked for: when it closes with what it has."""
+    retries_due: dict[tuple[Slot, int], float] = field(default_factory=dict)
+    """When a retry may be requested: an outage must not burn every attempt within seconds."""
+    abandoned: set[str] = field(default_factory=set)
+    """Rollouts whose end was told by the learner."""
 
 
 class Collector:
@@ -88,9 +92,6 @@ class Collector:
         self._news: asyncio.Queue[Fact | Exception | None] = asyncio.Queue()
         """Facts, the error that ended the reading of them, and None where a step was opened."""
         self._failure: Exception | None = None
-        self._abandoned: set[str] = set()
-        self._due: dict[tuple[Slot, int], float] = {}
-        """When a retry may be requested: an outage must not burn every attempt within seconds."""
 
     @asynccontextmanager
     async def listening(self, after_sequence: int, *, first_step: int) -> AsyncIterator[None]:
@@ -199,7 +200,7 @@ class Collector:
                 continue
             wake = min(wake, await self._close_overdue(filling, now))
             for wanted in filling.ledger.wanted():
-                at = self._due_time(filling.ledger, wanted, now)
+                at = self._due_time(filling, wanted, now)
                 if at <= now:
                     due.append((filling, wanted))
                 else:
@@ -242,12 +243,12 @@ class Collector:
             if filling.progress is not None:
                 filling.progress(filling.ledger.closed_count, len(filling.ledger.slots))
 
-    def _due_time(self, ledger: StepLedger, wanted: Wanted, now: float) -> float:
-        last = ledger.slots[wanted.slot].outcome
+    def _due_time(self, filling: Filling, wanted: Wanted, now: float) -> float:
+        last = filling.ledger.slots[wanted.slot].outcome
         if not isinstance(last, Failure) or last.attributable is Attribution.CLIENT:
             return now
         wait = min(MAX_RETRY_SECONDS, self._limits.retry_seconds * 2.0 ** (wanted.attempt - 1))
-        return self._due.setdefault((wanted.slot, wanted.attempt), now + wait)
+        return filling.retries_due.setdefault((wanted.slot, wanted.attempt), now + wait)
 
     async def _request(self, filling: Filling, wanted: Wanted) -> None:
         assert self._policy is not None, "serve comes first"
@@ -277,16 +278,16 @@ class Collector:
             scored = sum(isinstance(state.outcome, Scored) for state in group)
             if scored >= min(self._limits.min_group_size, len(group)):
                 for state in group:
-                    await self._abandon(state)
+                    await self._abandon(filling, state)
         return following
 
-    async def _abandon(self, state: SlotState) -> None:
+    async def _abandon(self, filling: Filling, state: SlotState) -> None:
         current = state.current
         if current is None or state.outcome is not None or current.record is not None:
             return
-        if current.rollout_id in self._abandoned:
+        if current.rollout_id in filling.abandoned:
             return
-        self._abandoned.add(current.rollout_id)
+        filling.abandoned.add(current.rollout_id)
         reason = f"the group closed after {self._limits.group_timeout_seconds:g} s"
         await self._log.abandon(state.slot, current.rollout_id, current.attempt, reason)
 

@@ -82,11 +82,13 @@ class Runner:
         message = json_format.Parse(run.spec_json, run_spec_pb2.RunSpec())
         spec = run_spec_from_proto(message)
         folder = self._store.folder(run.run_id)
+        run_log = await self._log(run.run_id, spec, message)
+        # Nothing may fail from here to the `try`: its thread is ended there.
         board = self._board(run, spec)
         context = JobContext(
             run_id=run.run_id,
             spec=spec,
-            log=await self._log(run.run_id, spec, message),
+            log=run_log,
             report=LoggedReporter(reporter, board),
             stop=stop,
             folder=folder,

@@ -176,6 +176,8 @@ class Gang:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                # Ctrl-C in a terminal is for the learner.
+                process_group=0,
                 pass_fds=(ends_with, talks_over) if rank == 0 else (ends_with,),
             )
 

@@ -9,6 +9,7 @@ for another rank that will never come, or writing a checkpoint that the next ran
 import os
 import pickle
 import queue
+import signal
 import sys
 import threading
 from datetime import timedelta
@@ -130,6 +131,9 @@ def _end_with(lifeline: int) -> None:
 
 def main() -> None:
     """Joins the gang and serves."""
+    # The learner ends the run in order and then its ranks, whoever else is told to end.
+    for told in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(told, signal.SIG_IGN)
     _end_with(int(os.environ["HONE_RANKS_END_WITH"]))
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = _device(int(os.environ["LOCAL_RANK"]))

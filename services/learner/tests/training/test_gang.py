@@ -118,6 +118,21 @@ def test_a_rank_that_hangs_ends_the_step(
     assert {file.name for file in (tmp_path / "ranks").iterdir()} == {"rank-0.log", "rank-1.log"}
 
 
+def test_whoever_tells_all_processes_to_end_leaves_the_ranks_to_the_learner(
+    tiny_folder: Path, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    # As a terminal does at Ctrl-C, and systemd: the learner ends a step and a run in order, if its ranks let it.
+    settings = settings_of(tiny_folder, tmp_path, kl_coef=0.0)
+    with opened(Gang(settings, 2, tmp_path / "ranks")) as gang:
+        gang.restore()
+        for rank in gang.process_ids:
+            assert os.getpgid(rank) != os.getpgid(0)
+            os.kill(rank, signal.SIGINT)
+            os.kill(rank, signal.SIGTERM)
+        assert gang.rollout_step(make_groups(0), quiet, threading.Event())["updates"] == 1.0
+        gang.save(Restored(step=1, policy_version=1, state={}))
+
+
 def test_gradients_are_equal_however_a_batch_is_laid_out_and_by_two_ranks(tmp_path: Path) -> None:
     out = tmp_path / "equality.json"
     done = subprocess.run(

@@ -121,8 +121,7 @@ def test_a_rank_that_hangs_ends_the_step(
 def test_whoever_tells_all_processes_to_end_leaves_the_ranks_to_the_learner(
     tiny_folder: Path, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    # As a terminal does at Ctrl-C, `hone down` and systemd: the learner ends a step and a run in order, if its ranks let
-    # it.
+    # As a terminal does at Ctrl-C, and systemd: the learner ends a step and a run in order, if its ranks let it.
     settings = settings_of(tiny_folder, tmp_path, kl_coef=0.0)
     with opened(Gang(settings, 2, tmp_path / "ranks")) as gang:
         gang.restore()

@@ -26,6 +26,7 @@ from learner.checkpoints import RolledBack, Scores
 from learner.health import AlarmStop
 from learner.jobs.nonfinite import StepNotFinite
 from learner.jobs.reinforce import ReinforcementJob
+from learner.jobs.rows import RowJob, RowSteps
 from learner.ports import Restored, ScoredRollout, Stopped
 from learner.training.errors import NonFiniteStep
 from runspec.schema import EvalSpec, HealthSpec, RunSpec
@@ -114,6 +115,38 @@ async def test_alarm_stops_the_run_also_where_the_learner_was_killed_before_it_c
 
     await with_world(bus, by_step(*scores), lives())
     assert disk["last"].step == 16
+
+
+class KilledOverRows(RecordingCore):
+    """The same over rows, which are forgotten as fast."""
+
+    def __init__(self, disk: dict[str, Restored]) -> None:
+        super().__init__(disk)
+        self.likelihoods = iter([-1.0, -1.0, -2.0, -2.0])
+
+    async def save(self, restored: Restored) -> None:
+        await super().save(restored)
+        if restored.state["pending"][-1]["alarms"]:
+            raise ConnectionError("killed")
+
+
+async def test_alarm_stops_a_run_over_rows_also_where_the_learner_was_killed_before_it_could(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    async def step(rows: Sequence[int], progress: Callable[[int, int], None]) -> dict[str, float]:
+        return {"loss": 1.0}
+
+    run_spec = with_health(
+        spec(max_steps=6, checkpoint_every_steps=1), on_alarm="stop", off_task="x", every_steps=1
+    )
+    disk: dict[str, Restored] = {}
+    steps = RowSteps(num_rows=8, step=step)
+    made = await context(bus, run_spec, tmp_path, Report())
+    with pytest.raises(ConnectionError, match="killed"):
+        await RowJob(made, KilledOverRows(disk), steps).run()
+    with pytest.raises(AlarmStop, match="in step 2: forgetting"):
+        await RowJob(made, RecordingCore(disk), steps).run()
+    assert disk["last"].step == 3
 
 
 async def test_alarm_only_warns_by_default(bus: MemoryBus, tmp_path: Path) -> None:

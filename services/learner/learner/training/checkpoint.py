@@ -109,11 +109,26 @@ def save_checkpoint(
     return _read(target)
 
 
+@contextmanager
+def plain_errors(folder: Path) -> Iterator[None]:
+    """Raises what torch found as an error like others: its own is a BaseException, which no boundary of a run takes.
+
+    Raises:
+        CheckpointError: names the folder and what was found, for example a full disk.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        found = "; ".join(str(failure[0]) for failure in error.failures.values())
+        raise CheckpointError(f"{folder}: {found}") from error
+
+
 def _write_weights(staging: Path, trainer: Trainer) -> None:
     """Writes this rank's shards; whole adapters are gathered and written by the first."""
     with _quiet():
         alone = trainer.ranks.count == 1
-        save(_shards(trainer), checkpoint_id=staging / SHARDS, no_dist=alone)
+        with plain_errors(staging):
+            save(_shards(trainer), checkpoint_id=staging / SHARDS, no_dist=alone)
     policy = trainer.policy
     if isinstance(policy, LoraPolicy):
         policy.export_adapter(staging / ADAPTER)

@@ -34,9 +34,8 @@ def warmed(suite: Suite) -> str:
 
 @pytest.fixture(scope="module")
 def learned(suite: Suite, warmed: str) -> Any:
-    done = suite.hone(
-        "train", "run.yaml", f"model.adapter={warmed}", "train.max_steps=2", "--json", timeout=900
-    )
+    changes = (f"model.adapter={warmed}", "train.max_steps=2", "train.batch_size=4")
+    done = suite.hone("train", "run.yaml", *changes, "--json", timeout=900)
     return suite.hone("runs", done["run"]["run_id"], "--json")
 
 
@@ -45,7 +44,7 @@ def test_engine_and_learner_agree_on_every_token(learned: dict[str, Any]) -> Non
     assert first["kl"] == 0.0
     for step in learned["steps"]:
         metrics = step["metrics"]
-        assert metrics["rollouts/ok"] == 64.0
+        assert metrics["rollouts/ok"] == 32.0
         assert metrics["tokens/trained"] > 0
         assert metrics["mismatch/mean"] < 0.001
         assert metrics["mismatch_kl/mean"] < 0.001
@@ -56,8 +55,8 @@ def test_engine_and_learner_agree_on_every_token(learned: dict[str, Any]) -> Non
 def test_agents_called_the_tool_and_the_log_is_whole(suite: Suite, learned: dict[str, Any]) -> None:
     run_id = learned["run"]["run_id"]
     rows = suite.hone("rollout", "--run", run_id, "--limit", "1000", "--json")["rollouts"]
-    assert len(rows) == 128
-    assert sum(row["tool_call_count"] > 0 for row in rows) >= 100
+    assert len(rows) == 64
+    assert sum(row["tool_call_count"] > 0 for row in rows) >= 50
     assert {row["policy_version"] for row in rows} == {0, 1}
     assert suite.hone("audit", run_id, "--json")["findings"] == []
 

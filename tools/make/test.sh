@@ -23,17 +23,18 @@ part() { # name, interpreter, pytest arguments
 step "tests: unit"
 tools/make/unit.sh "$out" || failed=1
 [ "${CI:-}" != true ] || tools/make/setup_engines.sh
-# Two lanes of about the same length: the sandboxes' tests mostly wait, and those that compute run beside them.
+# Two lanes of about the same length; what mostly waits begins beside what computes.
 models=(services/learner services/rollout tools)
 mapfile -t others < <(printf '%s\n' libs/* services/* | grep -vxF "$(printf '%s\n' services/sandbox "${models[@]}")")
 (
-	part together $bin/python tests
+	part e2e $bin/python tests/e2e
+	part others $bin/python "${others[@]}" -m "slow or model"
 	part models $bin/python "${models[@]}" -m "slow or model"
 	part vllm .venv-vllm/bin/python services/rollout -m vllm
 	exit "$failed"
 ) >"$out/second.log" 2>&1 &
 part sandboxes $bin/python services/sandbox -m slow
-part others $bin/python "${others[@]}" -m "slow or model"
+part together $bin/python tests --ignore tests/e2e
 wait $! || failed=1
 cat "$out/second.log"
 

@@ -1,8 +1,8 @@
 """The learner dies by SIGKILL at seeded moments of a run of 12 steps: the run ends as if it had never died.
 
 The engine is scripted, so the rollouts of a slot are the same whenever they are made; a run that was killed must then
-end with the very weights of one that was not, bit for bit. HONE_FAULT_SEED chooses other moments, HONE_FAULT_STALENESS=1 lets
-rollouts go on beside training.
+end with the very weights of one that was not, bit for bit. HONE_FAULT_SEED chooses other moments,
+HONE_FAULT_STALENESS=1 lets rollouts go on beside training.
 """
 
 import asyncio

@@ -185,7 +185,7 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
                 f"its settings name has {trainer.policy.reference_hash or 'none'}; the files of model.path, "
                 "model.adapter or model.reference have changed"
             )
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), _quiet(), plain_errors(folder):
             load(wanted, checkpoint_id=folder / SHARDS, no_dist=trainer.ranks.count == 1)
         torch.set_rng_state(torch.load(folder / RANDOM, weights_only=True))
     except CheckpointError:

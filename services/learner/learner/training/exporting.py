@@ -21,7 +21,7 @@ import torch
 import transformers
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from learner.training.checkpoint import ADAPTER, SHARDS
+from learner.training.checkpoint import ADAPTER, SHARDS, plain_errors
 from learner.training.lora import ADAPTER_CONFIG
 from learner.training.model import DTYPES, load_tokenizer
 
@@ -104,7 +104,7 @@ def _whole_model(source: Source) -> Any:
         adapted = peft.PeftModel.from_pretrained(model, str(source.checkpoint / ADAPTER))
         return adapted.merge_and_unload()
     wanted = {f"trained.{name}": value.detach() for name, value in model.named_parameters()}
-    with torch.no_grad():
+    with torch.no_grad(), plain_errors(source.checkpoint):
         load(wanted, checkpoint_id=source.checkpoint / SHARDS, no_dist=True)
     return model
 

@@ -18,9 +18,9 @@ from opentelemetry import trace
 from eventbus.envelope import new_envelope
 from eventbus.nats_bus import NatsBus
 from eventbus.testing import NatsServer, find_nats_server
-from learner.collect import fold
 from learner.facts import Policy
-from learner.jobs.reinforce import training_batch
+from learner.inbox import fold
+from learner.jobs.batch import step_batch
 from learner.ledger import RetryBudget, StepLedger
 from learner.plan import slots_of_step
 from learner.runlog import BusRunLog
@@ -228,9 +228,9 @@ def check_rows(ledger: StepLedger, kept: dict[tuple[str, int, int], Generation])
 
 def check_batch(ledger: StepLedger) -> None:
     """The training batch holds the log's tokens, in order, and nothing else."""
-    groups, attempts = training_batch(ledger)
-    batch = PolicyGradient(PolicyGradientSettings()).batch(groups)
-    rows = [a.record.tokens.rows[0] for a in attempts if a.record is not None]
+    step = step_batch(ledger, version=0)
+    batch = PolicyGradient(PolicyGradientSettings()).batch(step.groups)
+    rows = [a.record.tokens.rows[0] for a in step.attempts if a.record is not None]
     flat = [
         (i, p)
         for row in rows

@@ -43,10 +43,10 @@ class Used:
         assert (outcome.termination, outcome.exit_code) == (End.EXITED, 0), outcome
         return outcome.stdout.decode()
 
-    async def until_none(self, name: str) -> None:
-        """Wait until no process has the name; one that was killed is listed until it has been reaped."""
+    async def until(self, count: int, name: str) -> None:
+        """Wait until so many processes have the name: one has it once it runs the program, and until it is reaped."""
         async with asyncio.timeout(15):
-            while await self.text(f"pgrep -c {name} || true") != "0\n":
+            while await self.text(f"pgrep -c {name} || true") != f"{count}\n":
                 pass
 
 
@@ -146,7 +146,7 @@ async def test_a_flood_is_cut(shared):
     outcome = await shared.run("yes")
     assert outcome.termination is End.OUTPUT_LIMIT
     assert len(outcome.stdout) == MIB
-    await shared.until_none("yes")
+    await shared.until(0, "yes")
 
 
 async def test_06_a_process_left_behind_does_not_hold_the_command(shared):
@@ -155,9 +155,9 @@ async def test_06_a_process_left_behind_does_not_hold_the_command(shared):
     assert (outcome.termination, outcome.exit_code) == (End.EXITED, 5)
     assert (outcome.stdout, outcome.output_incomplete) == (b"started\n", True)
     assert time.monotonic() - begun < 5
-    assert await shared.text("pgrep -c sleep") == "1\n"
+    await shared.until(1, "sleep")
     await shared.text("pkill -9 sleep")
-    await shared.until_none("sleep")
+    await shared.until(0, "sleep")
 
 
 async def test_06b_a_signal_is_said_there_too(shared):
@@ -165,13 +165,13 @@ async def test_06b_a_signal_is_said_there_too(shared):
     assert (outcome.termination, outcome.signal) == (End.SIGNALED, 9)
     assert outcome.output_incomplete
     await shared.text("pkill -9 sleep")
-    await shared.until_none("sleep")
+    await shared.until(0, "sleep")
 
 
 async def test_survivors_are_killed_where_that_is_asked_for(shared):
     outcome = await shared.sh("setsid sleep 778 >/dev/null 2>&1 &", kill_survivors=True)
     assert outcome.exit_code == 0
-    await shared.until_none("sleep")
+    await shared.until(0, "sleep")
 
 
 async def test_07_a_time_out_kills_everything_that_the_command_started(shared):
@@ -182,16 +182,14 @@ async def test_07_a_time_out_kills_everything_that_the_command_started(shared):
     outcome = await shared.sh(script, timeout_seconds=0.5)
     assert (outcome.termination, outcome.stdout) == (End.TIMED_OUT, b"begun\n")
     assert 0.5 <= outcome.duration_seconds < 5
-    await shared.until_none("sleep")
+    await shared.until(0, "sleep")
 
 
 async def test_a_caller_that_gives_up_kills_its_command(shared):
     running = asyncio.ensure_future(shared.sh("echo; exec sleep 776", exec_id="given-up"))
-    async with asyncio.timeout(15):
-        while await shared.text("pgrep -c sleep || true") == "0\n":
-            pass
+    await shared.until(1, "sleep")
     running.cancel()
-    await shared.until_none("sleep")
+    await shared.until(0, "sleep")
     assert running.cancelled()
 
 
@@ -332,7 +330,7 @@ async def test_an_archive_that_is_too_large_or_absent_is_said(shared, tmp_path: 
         await shared.box.pack("/work/big", tmp_path / "out", MIB)
     with pytest.raises(NotFound):
         await shared.box.pack("/work/absent", tmp_path / "out", MIB)
-    await shared.until_none("tar")
+    await shared.until(0, "tar")
     await shared.text("rm /work/big")
 
 

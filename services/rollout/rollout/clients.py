@@ -12,7 +12,13 @@ from rollout.agent_loop import ToolCaller, ToolOutcome
 from rollout.failures import RolloutError, UnknownToolError
 from rollout.jobs import Environment, RolloutJob
 from servicekit import attributes
-from servicekit.errors import FailedPrecondition, HoneError, Internal, ResourceExhausted
+from servicekit.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    HoneError,
+    Internal,
+    ResourceExhausted,
+)
 from servicekit.tokens import TokenMinter
 from trajectory import convert
 from trajectory.types import FailureKind, ToolCall, ToolDefinition
@@ -62,8 +68,13 @@ class SandboxClient:
         self._rng = rng
 
     async def create(self, job: RolloutJob, epoch: int, timeout_seconds: float) -> Environment:
-        """Returns the rollout's environment; waits for room within the timeout."""
+        """Returns the rollout's environment; waits for room within the timeout.
+
+        Raises:
+            ResourceExhausted: there was no room. DeadlineExceeded: the service did not answer at all.
+        """
         deadline = asyncio.get_running_loop().time() + timeout_seconds
+        refused: ResourceExhausted | None = None
         while True:
             left = deadline - asyncio.get_running_loop().time()
             request = sandbox_pb2.CreateSandboxRequest(
@@ -80,7 +91,13 @@ class SandboxClient:
                     timeout=left,
                     metadata=self._tokens.metadata(job, epoch, call_seconds=left),
                 )
+            except DeadlineExceeded:
+                # Time ran out while it was asked again; what it had said is the reason.
+                if refused is not None:
+                    raise refused from None
+                raise
             except ResourceExhausted as error:
+                refused = error
                 wait = min(error.retry_after_seconds or 1.0, MAX_ROOM_WAIT_SECONDS)
                 wait *= self._rng.uniform(0.5, 1.0)
                 if asyncio.get_running_loop().time() + wait >= deadline:

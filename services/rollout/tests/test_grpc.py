@@ -1,5 +1,6 @@
 """The gRPC edges on a real loopback server: sandbox and tool clients, and the service's own face."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from rollout.servicer import MAX_CONVERSATIONS, RolloutServicer
 from rollout.settings import RolloutSettings
 from servicekit.channels import connect
 from servicekit.errors import (
+    DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -46,8 +48,9 @@ ROLLOUT_ID = "0190b5c2-0000-7000-8000-000000000001"
 class Sandboxes(sandbox_pb2_grpc.SandboxServiceServicer):
     """Has no room for the first calls."""
 
-    def __init__(self, full: int) -> None:
+    def __init__(self, full: int, hangs: bool = False) -> None:
         self.full = full
+        self.hangs = hangs
         self.epochs: list[int] = []
         self.expiries: list[float] = []
 
@@ -58,6 +61,8 @@ class Sandboxes(sandbox_pb2_grpc.SandboxServiceServicer):
         if self.full:
             self.full -= 1
             raise ResourceExhausted("no room", retry_after_seconds=0.01)
+        if self.hangs:
+            await asyncio.Event().wait()
         assert request.purpose == sandbox_pb2.SANDBOX_PURPOSE_AGENT
         return sandbox_pb2.CreateSandboxResponse(
             sandbox=sandbox_pb2.Sandbox(sandbox_id="sbx_1", isolation="ns-root")
@@ -169,7 +174,16 @@ async def test_a_full_sandbox_service_is_asked_again(key_file: Path, tokens: Tok
 
 async def test_room_is_waited_for_within_the_deadline(key_file: Path, tokens: Tokens) -> None:
     with pytest.raises(ResourceExhausted, match="no room"):
-        await create(key_file, tokens, Sandboxes(full=10_000), 0.3)
+        await create(key_file, tokens, Sandboxes(full=10_000), 0.5)
+
+
+async def test_want_of_room_is_the_reason_also_where_the_time_ends_within_a_call(
+    key_file: Path, tokens: Tokens
+) -> None:
+    with pytest.raises(ResourceExhausted, match="no room"):
+        await create(key_file, tokens, Sandboxes(full=1, hangs=True), 0.5)
+    with pytest.raises(DeadlineExceeded):
+        await create(key_file, tokens, Sandboxes(full=0, hangs=True), 0.1)
 
 
 async def test_a_token_outlives_the_call_that_it_goes_with(

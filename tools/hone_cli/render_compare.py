@@ -96,8 +96,7 @@ def _figures(shown: Sequence[Figure], letters: str) -> str:
         row = [figure.name, step, *(_value(value) for value in figure.at_common_step)]
         if len(letters) == 2:
             one, other = figure.at_common_step
-            both = one is not None and other is not None
-            row.append(f"{other - one:+.4g}" if both else "-")  # type: ignore[operator]
+            row.append("-" if one is None or other is None else f"{other - one:+.4g}")
         row += [_extreme(figure.name, found) for found in (*figure.best, *figure.last)]
         rows.append(row)
     return table(headings, rows, left=frozenset({"figure"}))

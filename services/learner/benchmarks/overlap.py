@@ -161,13 +161,13 @@ class Core:
     async def sft_step(
         self, rows: Sequence[int], progress: Callable[[int, int], None]
     ) -> dict[str, float]:
-        """Is not asked for."""
+        """Is not asked for by a run with rollouts."""
         raise NotImplementedError
 
     preference_step = sft_step
 
     async def measure(self, progress: Callable[[int, int], None]) -> dict[str, float]:
-        """Is not asked for."""
+        """Is not asked for by a run with rollouts."""
         raise NotImplementedError
 
     async def save(self, restored: Restored) -> None:

@@ -32,7 +32,7 @@ class LoraLinear(Linear):
             found: torch.Tensor = super().forward(x, *args, **kwargs)
             return found
         base = self.base_layer
-        out_NO: torch.Tensor = _LoraProduct.apply(  # type: ignore[no-untyped-call]
+        out_NO: torch.Tensor = _LoraProduct.apply(  # type: ignore[no-untyped-call]  # torch has no types for it
             x.reshape(-1, x.shape[-1]),
             base.weight,
             base.bias,

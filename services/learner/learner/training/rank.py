@@ -75,7 +75,7 @@ def _hand_on(value: Any) -> Any:
 
 def _sendable(error: Exception) -> Exception:
     try:
-        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
+        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]  # loads gives Any
     except Exception:  # whatever it is, what it says is what counts
         return RuntimeError(str(error))
 
@@ -99,7 +99,7 @@ def serve(session: Session, desk: Desk | None) -> None:
         except (Stopped, NonFiniteStep) as error:
             if desk is not None:
                 desk.tell("raised", _sendable(error))
-        except Exception as error:
+        except Exception as error:  # the service is told, then this rank ends by it
             if desk is not None:
                 desk.tell("raised", _sendable(error))
             raise
@@ -158,7 +158,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception:
+    except Exception:  # printed as ever; only how the process ends is different
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
         # Without waiting for threads or the other ranks, which wait for this one.

@@ -210,7 +210,7 @@ class Updates:
         value = self.ranks.sum(float(loss.detach()))
         if not _is_finite(value):
             raise NonFiniteStep(f"the loss is {value}", self.work.rollout_ids)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         return value
 
     def _loss(self, turn: Turn, sums: _Sums, *, first: bool) -> torch.Tensor:

@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runspec.jsonl import Row, read_rows
+from runspec.jsonl import Row
 from runspec.messages import read_messages, read_tools
 from runspec.problems import described, nearest
-from runspec.rows import RowProblems
+from runspec.rows import RowProblems, parse_rows
 from trajectory.types import ChatMessage, Role, ToolDefinition
 
 _PROMPT_KEYS = ("prompt", "messages")
@@ -52,16 +52,7 @@ def parse_preferences(data: bytes, *, source: str) -> list[PreferenceRow]:
     Raises:
         RowErrors: the first 20 problems.
     """
-    errors = RowProblems(source)
-    rows: list[PreferenceRow] = []
-    for row in read_rows(data, source):
-        if errors.full:
-            break
-        parsed = _read(row, errors)
-        if parsed is not None:
-            rows.append(parsed)
-    errors.raise_if_any()
-    return rows
+    return parse_rows(data, source, _read)
 
 
 def _read(row: Row, errors: RowProblems) -> PreferenceRow | None:

@@ -6,14 +6,17 @@ A prompt may also be a text, which is what the user says. Errors name file, line
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from runspec.graderfields import field_value
 from runspec.jsonl import Row, read_rows
 from runspec.messages import read_messages
 from runspec.problems import RowError, RowErrors, described, nearest
 from trajectory.types import ChatMessage, Role, Task
+
+Parsed = TypeVar("Parsed")
 
 _MAX_ERRORS = 20
 _PROMPT_KEYS = ("messages", "prompt")
@@ -39,6 +42,26 @@ class RowProblems:
         """Raises RowErrors with what was found, if anything was."""
         if self.found:
             raise RowErrors(self.source, self.found[:_MAX_ERRORS], more=self.full)
+
+
+def parse_rows(
+    data: bytes, source: str, read: Callable[[Row, RowProblems], Parsed | None]
+) -> list[Parsed]:
+    """Reads each row by `read`, which adds its problems and returns None where there are any.
+
+    Raises:
+        RowErrors: the first 20 problems.
+    """
+    errors = RowProblems(source)
+    rows: list[Parsed] = []
+    for row in read_rows(data, source):
+        if errors.full:
+            break
+        parsed = read(row, errors)
+        if parsed is not None:
+            rows.append(parsed)
+    errors.raise_if_any()
+    return rows
 
 
 def parse_tasks(data: bytes, *, source: str, required: set[str] | frozenset[str]) -> list[Task]:

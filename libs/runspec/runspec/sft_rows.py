@@ -10,10 +10,10 @@ third goes to the model as it stands. Other columns are not read. Errors name fi
 
 from dataclasses import dataclass
 
-from runspec.jsonl import Row, read_rows
+from runspec.jsonl import Row
 from runspec.messages import Note, read_messages, read_tools
 from runspec.problems import described, nearest
-from runspec.rows import RowProblems, read_prompt
+from runspec.rows import RowProblems, parse_rows, read_prompt
 from trajectory.types import ChatMessage, Role, ToolDefinition
 
 _SHAPES = ("messages", "prompt", "text")
@@ -42,16 +42,7 @@ def parse_sft_rows(data: bytes, *, source: str) -> list[SftRow]:
     Raises:
         RowErrors: the first 20 problems.
     """
-    errors = RowProblems(source)
-    rows: list[SftRow] = []
-    for row in read_rows(data, source):
-        if errors.full:
-            break
-        parsed = _read(row, errors)
-        if parsed is not None:
-            rows.append(parsed)
-    errors.raise_if_any()
-    return rows
+    return parse_rows(data, source, _read)
 
 
 def _read(row: Row, errors: RowProblems) -> SftRow | None:

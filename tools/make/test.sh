@@ -16,26 +16,29 @@ $bin/buf breaking protos --against protos/baseline.binpb
 make -s types imports
 
 failed=0
-part() { # name, interpreter, pytest arguments
-	step "tests: $1"
-	"$2" -m pytest -q --junitxml="$out/$1.xml" --durations=5 "${@:3}" || failed=1
-}
 step "tests: unit"
 tools/make/unit.sh "$out" || failed=1
 [ "${CI:-}" != true ] || tools/make/setup_engines.sh
-# Two lanes of about the same length; what mostly waits begins beside what computes.
+
+# What mostly waits runs beside what computes: one part more than there are cores at a time, the longest first. A part
+# is shown whole when it ends.
+part() { # interpreter, name, pytest arguments
+	local log="$out/$2.log" ended=0 began=$SECONDS
+	"$1" -m pytest -q --junitxml="$out/$2.xml" --durations=5 "${@:3}" >"$log" 2>&1 || ended=1
+	flock "$out" bash -c 'printf "\n== tests: %s, %d s\n" "$1" "$2"; cat "$3"' - "$2" $((SECONDS - began)) "$log"
+	return $ended
+}
+export -f part
+export out
 models=(services/learner services/rollout tools)
 mapfile -t others < <(printf '%s\n' libs/* services/* | grep -vxF "$(printf '%s\n' services/sandbox "${models[@]}")")
-(
-	part e2e $bin/python tests/e2e
-	part others $bin/python "${others[@]}" -m "slow or model"
-	part models $bin/python "${models[@]}" -m "slow or model"
-	part vllm .venv-vllm/bin/python services/rollout -m vllm
-	exit "$failed"
-) >"$out/second.log" 2>&1 &
-part sandboxes $bin/python services/sandbox -m slow
-part together $bin/python tests --ignore tests/e2e
-wait $! || failed=1
-cat "$out/second.log"
+xargs -P $(($(nproc) + 1)) -L 1 bash -c 'part "$@"' - <<-parts || failed=1
+	$bin/python together tests --ignore tests/e2e
+	$bin/python sandboxes services/sandbox -m slow
+	$bin/python others ${others[*]} -m "slow or model"
+	$bin/python e2e tests/e2e
+	$bin/python models ${models[*]} -m "slow or model"
+	.venv-vllm/bin/python vllm services/rollout -m vllm
+parts
 
 exec $bin/python tools/make/count.py "$failed" "$out"/*.xml

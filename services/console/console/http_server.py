@@ -66,6 +66,7 @@ class _Server(ThreadingHTTPServer):
     """The standard server, quiet about readers who go away."""
 
     daemon_threads = True
+    request_queue_size = 128  # the standard 5 makes a page's burst of requests wait for a retransmission
 
     def server_bind(self) -> None:
         """Binds without asking DNS for the host's name, as the parent would."""

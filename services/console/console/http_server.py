@@ -66,7 +66,8 @@ class _Server(ThreadingHTTPServer):
     """The standard server, quiet about readers who go away."""
 
     daemon_threads = True
-    request_queue_size = 128  # the standard 5 makes a page's burst of requests wait for a retransmission
+    # The standard 5 makes a page's burst of requests wait for a retransmission.
+    request_queue_size = 128
 
     def server_bind(self) -> None:
         """Binds without asking DNS for the host's name, as the parent would."""

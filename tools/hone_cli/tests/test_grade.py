@@ -287,7 +287,8 @@ def test_lint_of_a_healthy_grader_is_silent(files: Any) -> None:
 class Scores(ThreadingHTTPServer):
     """Answers each question with the next score; a press of Ctrl-C may come with one."""
 
-    request_queue_size = 512  # who asks 256 at once finds room; a connection refused is tried seconds later
+    # Who asks 256 at once finds room; a connection that is dropped is tried again seconds later.
+    request_queue_size = 512
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)

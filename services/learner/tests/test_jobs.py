@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import random
 import time
 from collections import Counter
@@ -184,29 +185,118 @@ async def test_group_closes_at_its_deadline_and_the_late_attempt_is_ended(
     assert len(ends) == 2
 
 
-async def test_evaluation_measures_every_task_and_trains_nothing(
-    bus: MemoryBus, tmp_path: Path
-) -> None:
-    run_spec = RunSpec.model_validate(
+def evaluation(samples: int) -> RunSpec:
+    return RunSpec.model_validate(
         {
             "name": "test",
             "algorithm": "evaluate",
             "model": {"path": "none"},
             "data": {"eval": "tasks-x"},
-            "eval": {"samples": 2},
+            "eval": {"samples": samples},
+            "train": {"group_size": 2},
             "grader": {"type": "answer", "reference": "{{item.answer}}"},
         }
     )
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "tasks.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+async def test_evaluation_measures_every_task_and_trains_nothing(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
     figures: dict[str, float] = {}
 
     async def work() -> None:
-        made = await context(bus, run_spec, tmp_path, Report())
+        made = await context(bus, evaluation(2), tmp_path, Report())
         figures.update(await run_evaluate(made, TASKS, None))
 
     world = await with_world(bus, always("score"), work())
     assert len(world.requested) == 10
     assert figures["reward/mean"] == 0.25
     assert figures["rollouts/ok"] == 10.0
+    assert figures["pass@1"] == figures["success_rate"]
+    assert (figures["tasks/spread_share"], figures["reward/best_of_k"]) == (1.0, 0.5)
+    assert figures["groups/informative_share"] == 0.5  # of two draws of two scores
+
+
+async def test_evaluation_writes_a_line_for_each_task_whatever_became_of_its_samples(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    ends = {"t0": "=1", "t1": "=0", "t2": "score", "t3": "=0.3", "t4": "mask"}
+
+    def behave(envelope: events_pb2.Envelope) -> str:
+        return ends[envelope.rollout_requested.task.task_id]
+
+    figures: dict[str, float] = {}
+
+    async def work() -> None:
+        made = await context(bus, evaluation(3), tmp_path, Report())
+        figures.update(await run_evaluate(made, TASKS, None))
+
+    await with_world(bus, behave, work())
+    lines = lines_of(tmp_path)
+    assert [(line["task_id"], line["class"]) for line in lines] == [
+        ("t0", "always_right"),
+        ("t1", "always_wrong"),
+        ("t2", "spread"),
+        ("t3", "constant"),
+        ("t4", "too_few_samples"),
+    ]
+    assert lines[2] == {
+        "task_id": "t2",
+        "scores": [0.0, 0.5, 1.0],
+        "num_right": 3,
+        "mean": 0.5,
+        "best": 1.0,
+        "variance": pytest.approx(1 / 6),
+        "variance_sample": 0.25,
+        "class": "spread",
+    }
+    assert (lines[4]["scores"], lines[4]["mean"], lines[4]["variance"]) == ([], None, None)
+    assert (figures["tasks/measured"], figures["tasks/too_few_samples"]) == (4.0, 1.0)
+    assert figures["tasks/always_wrong_share"] == 0.25
+
+
+async def test_evaluation_of_single_samples_tells_no_spread(bus: MemoryBus, tmp_path: Path) -> None:
+    figures: dict[str, float] = {}
+
+    async def work() -> None:
+        made = await context(bus, evaluation(1), tmp_path, Report())
+        figures.update(await run_evaluate(made, TASKS, None))
+
+    await with_world(bus, always("=1"), work())
+    assert not any(name.startswith(("pass@", "tasks/", "groups/")) for name in figures)
+    assert {line["class"] for line in lines_of(tmp_path)} == {"too_few_samples"}
+    assert [line["mean"] for line in lines_of(tmp_path)] == [1.0] * 5
+
+
+async def test_evaluation_killed_anywhere_has_each_task_once(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    rng = random.Random(3)
+
+    async def live_and_die() -> None:
+        for life in range(40):
+            made = await context(bus, evaluation(4), tmp_path, Report())
+            work = asyncio.create_task(run_evaluate(made, TASKS, None))
+            limit = rng.uniform(0, 0.03) if life < 8 else None
+            done, _ = await asyncio.wait([work], timeout=limit)
+            if done:
+                await work
+                if life >= 10:
+                    return  # also lives after the file was written, as of a learner killed before it said so
+                continue
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    world = await with_world(bus, always("score"), live_and_die())
+    assert [line["task_id"] for line in lines_of(tmp_path)] == [task.task_id for task in TASKS]
+    assert {tuple(line["scores"]) for line in lines_of(tmp_path)} == {(0.0, 0.5, 1.0, 1.5)}
+    assert len(world.requested) == 20
+    assert not list(tmp_path.glob(".tasks.jsonl*"))
 
 
 async def test_step_lost_to_infrastructure_stops_the_run_and_a_resume_grants_new_attempts(
@@ -290,6 +380,20 @@ async def test_evaluation_draws_at_its_own_temperature_and_the_last_policy_is_me
     }
     assert drawn == {t.Phase.EVALUATE: 0.5, t.Phase.TRAIN: 1.0}
     assert sorted({e.slot.step for e in world.requested if e.slot.phase == 3}) == [0, 2]
+
+
+async def test_evaluation_between_steps_tells_which_tasks_have_spread(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    run_spec = spec(max_steps=2).model_copy(update={"eval": EvalSpec(every_steps=1, samples=2)})
+    report = Report()
+    job = ReinforcementJob(
+        await context(bus, run_spec, tmp_path, report), RecordingCore({}), TASKS, TASKS[:2]
+    )
+    await with_world(bus, always("score"), job.run())
+    for metrics in report.metrics:
+        assert (metrics["eval/pass@2"], metrics["eval/tasks/spread_share"]) == (1.0, 1.0)
+        assert "pass@1" not in metrics
 
 
 async def test_full_log_takes_no_new_work(tmp_path: Path) -> None:

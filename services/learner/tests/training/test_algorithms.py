@@ -1,10 +1,7 @@
 """Algorithms on numbers worked out by hand, and on the shared cases where they are at hand."""
 
-import json
 import math
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,22 +30,6 @@ from learner.training.algorithms.sft import Sft, sft_batch
 from trajectory.types import TokenRow, TokenSpan
 
 MakeGroups = Callable[..., list[list[ScoredRollout]]]
-
-
-def _cases() -> dict[str, Any]:
-    shared = Path(os.environ.get("HONE_SHARED", Path(__file__).parents[5] / "shared"))
-    file = shared / "cases" / "losses.json"
-    if not file.is_file():
-        return {}
-    return {case["id"]: case for case in json.loads(file.read_text(encoding="utf-8"))["cases"]}
-
-
-@pytest.fixture(scope="module")
-def case() -> Callable[[str], Any]:
-    cases = _cases()
-    if not cases:
-        pytest.skip("the shared cases are not at hand")
-    return cases.__getitem__
 
 
 def _tensor(values: Any) -> torch.Tensor:

@@ -182,9 +182,15 @@ def test_evaluation_measures_without_training(scripted_suite: Suite, tiny_model:
         algorithm="evaluate",
         eval={"samples": 4},
     )
-    result = scripted_suite.hone("evaluate", str(job), "--json")["run"]
+    told = scripted_suite.hone("evaluate", str(job), "--json")
+    result = told["run"]
     assert result["metrics"]["reward/mean"] == pytest.approx((1.0 + 0.85) / 4)
     assert result["metrics"]["rewards/accuracy/mean"] == 0.5
+    assert result["metrics"]["pass@1"] == result["metrics"]["success_rate"] == 0.5
+    assert told["potential"]["spread"]["value"] == result["metrics"]["tasks/spread_share"] == 1.0
+    lines = (Path(result["output_dir"]) / "tasks.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 12
+    assert {json.loads(line)["class"] for line in lines} == {"spread"}
     assert scripted_suite.hone("audit", result["run_id"], "--json")["findings"] == []
     again = scripted_suite.hone("evaluate", str(job), "rollout.timeout=50s", "--json")["run"]
     ids = (result["run_id"], again["run_id"])

@@ -14,7 +14,7 @@ from hone_cli.bradley_terry import NoStrengths, strengths
 from hone_cli.demo.statistics import Estimate, TaskValues, paired_difference
 
 _HIGHER = re.compile(
-    r"(eval/)?(reward/mean|success_rate|accuracy|rewards/(accuracies|margins|probability|.+/mean))"
+    r"(eval/)?(reward/(mean|best_of_k)|success_rate|pass@\d+|accuracy|rewards/(accuracies|margins|probability|.+/mean))"
 )
 _LOWER = re.compile(r"(eval/)?loss|time/.*")
 _OF_CONTENT = re.compile(r"task_[0-9a-f]{16}")

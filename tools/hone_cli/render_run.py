@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hone_cli.plain import enum_word
+from hone_cli.potential import lines, potential_of
 from hone_cli.runview import StepTable, alarm_text, num_steps_of
 from hone_cli.text import number, safe, span, sparkline, table
 from runspec.schema import PREFERENCE
@@ -85,16 +86,20 @@ def print_run(reply: learner_pb2.GetRunResponse, counts: console_pb2.RunSummary 
             out.print(line)
     print_late_alarms(run)
     print_metrics(run.metrics)
+    print_potential(run)
 
 
 def print_outcome(run: learner_pb2.Run) -> None:
     """Prints how a run ended well and what can be done with it."""
     print_late_alarms(run)
     print_metrics(run.metrics)
+    print_potential(run)
     out = console()
     out.print(f"run {run.run_id} is complete in {took(run)}; its files are in {run.output_dir}")
     if run.spec.algorithm not in ("sft", *PREFERENCE):
         out.print(f"  hone rollout --run {run.run_id}   lists its rollouts")
+    if run.spec.algorithm == "evaluate":
+        out.print(f"  {safe(run.output_dir)}/tasks.jsonl   has the scores of each task")
     out.print(f"  hone audit {run.run_id}   checks its log")
     if run.spec.algorithm not in ("evaluate", "reward_model"):
         out.print(f"  hone export {run.run_id} --out DIR   writes its weights for others")
@@ -122,6 +127,16 @@ def print_metrics(metrics: Mapping[str, float]) -> None:
     for name in sorted(metrics):
         out.print(f"  {name:<{width}}  {number(metrics[name])}")
     out.print("")
+
+
+def print_potential(run: learner_pb2.Run) -> None:
+    """Prints what an evaluation says of training on its tasks."""
+    found = potential_of(run)
+    if found is not None:
+        out = console()
+        for line in lines(found):
+            out.print(line)
+        out.print("")
 
 
 def reward_of(metrics: Mapping[str, float]) -> float | None:

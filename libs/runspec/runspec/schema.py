@@ -253,7 +253,7 @@ class EvalSpec(Section):
     """How the policy is measured."""
 
     samples: int = Field(default=1, ge=1, le=1024)
-    """Samples per task."""
+    """Samples per task; 2 or more also tell pass@k and which tasks have spread."""
     temperature: float | None = Field(default=None, ge=0, le=10)
     """Sampling temperature, 0 is greedy; by default the rollout's."""
     max_tasks: int = Field(default=0, ge=0)

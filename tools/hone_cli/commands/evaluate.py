@@ -26,7 +26,7 @@ def evaluate(
     """Measure a policy on the evaluation tasks of RUN.yaml, without training it.
 
     A file made for `hone train` will do if its data names eval tasks. Add model.adapter=RUN_ID to measure
-    what a run has learnt.
+    what a run has learnt, and eval.samples=4 to learn pass@k and which tasks can teach.
     """
     start_and_follow(
         "evaluate",

@@ -83,7 +83,7 @@ def wilson(successes: int, trials: int) -> Estimate:
     scale = 1 + z * z / trials
     middle = (share + z * z / (2 * trials)) / scale
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / scale
-    return Estimate(value=share, low=middle - half, high=middle + half)
+    return Estimate(value=share, low=max(0.0, middle - half), high=min(1.0, middle + half))
 
 
 def _interval(

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from hone.common.v1 import run_spec_pb2
 from hone.learner.v1 import learner_pb2
 
 from servicekit.errors import FailedPrecondition, InvalidArgument
@@ -234,6 +235,48 @@ def test_evaluate_takes_a_training_file(suite: Any, run_file: Path) -> None:
     assert (spec.algorithm, spec.model.adapter) == ("evaluate", "tiny-1")
     assert spec.train_dataset_id == ""
     assert "eval/reward/mean  0.875" in suite.out
+
+
+def test_evaluation_of_several_samples_says_which_tasks_can_teach(
+    suite: Any, run_file: Path
+) -> None:
+    end = ended(learner_pb2.RUN_STATE_COMPLETED)
+    spec = {"algorithm": "evaluate", "eval": {"samples": 4}, "train": {"group_size": 8}}
+    end.ended.spec.MergeFrom(run_spec_pb2.RunSpec(**spec))
+    figures = {
+        "tasks/measured": 40.0,
+        "tasks/too_few_samples": 2.0,
+        "tasks/spread_share": 0.25,
+        "tasks/always_right_share": 0.25,
+        "tasks/always_wrong_share": 0.4,
+        "tasks/constant_share": 0.1,
+        "pass@1": 0.4,
+        "pass@2": 0.5,
+        "pass@4": 0.6,
+        "reward/best_of_k": 0.5,
+        "reward/potential_gain": 0.125,
+        "groups/informative_share": 0.2,
+    }
+    end.ended.metrics.update(figures)
+    suite.learner.script = [end]
+    assert suite.hone("evaluate", "run.yaml", "eval.samples=4") == 0
+    for line in (
+        "40 tasks, 4 samples each\n",
+        "  with spread 25.0% (95% interval 14.2% to 40.2%)\n",
+        "  always right 25.0%, always wrong 40.0%, always the same in between 10.0%\n",
+        "  pass@1 0.4, pass@2 0.5, pass@4 0.6\n",
+        "  mean reward 0.375, best of 4 0.5; about 20.0% of groups of 8 would teach\n",
+        "  left out: 2 tasks with fewer than 2 scored samples\n",
+        "  verdict: 25.0% of tasks with spread is a good sign; fewer than 50 tasks make noisy estimates\n",
+        "/data/tiny-1/tasks.jsonl   has the scores of each task\n",
+    ):
+        assert line in suite.out, line
+    assert suite.hone("evaluate", "run.yaml", "eval.samples=4", "--json") == 0
+    last = json.loads(suite.out.splitlines()[-1])
+    assert last["run"]["metrics"]["pass@4"] == 0.6
+    assert last["potential"]["spread"]["value"] == 0.25
+    assert last["potential"]["pass_at"] == {"1": 0.4, "2": 0.5, "4": 0.6}
+    assert last["potential"]["verdict"].startswith("25.0% of tasks with spread is a good sign")
 
 
 def test_sft_uploads_conversations(suite: Any) -> None:

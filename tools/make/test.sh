@@ -20,8 +20,8 @@ step "tests: unit"
 tools/make/unit.sh "$out" || failed=1
 [ "${CI:-}" != true ] || tools/make/setup_engines.sh
 
-# What mostly waits runs beside what computes: one part more than there are cores at a time, the longest first. A part
-# is shown whole when it ends.
+# What mostly waits runs beside what computes: one part more than there are cores at a time, in an order that leaves no
+# long part for the end. A part is shown whole when it ends.
 part() { # interpreter, name, pytest arguments
 	local log="$out/$2.log" ended=0 began=$SECONDS
 	"$1" -m pytest -q --junitxml="$out/$2.xml" --durations=5 "${@:3}" >"$log" 2>&1 || ended=1
@@ -31,13 +31,15 @@ part() { # interpreter, name, pytest arguments
 export -f part
 export out
 models=(services/learner services/rollout tools)
-mapfile -t others < <(printf '%s\n' libs/* services/* | grep -vxF "$(printf '%s\n' services/sandbox "${models[@]}")")
+named=(services/sandbox services/grader "${models[@]}")
+mapfile -t others < <(printf '%s\n' libs/* services/* | grep -vxF "$(printf '%s\n' "${named[@]}")")
 xargs -P $(($(nproc) + 1)) -L 1 bash -c 'part "$@"' - <<-parts || failed=1
 	$bin/python together tests --ignore tests/e2e
 	$bin/python sandboxes services/sandbox -m slow
-	$bin/python others ${others[*]} -m "slow or model"
 	$bin/python e2e tests/e2e
+	$bin/python grader services/grader -m slow
 	$bin/python models ${models[*]} -m "slow or model"
+	$bin/python others ${others[*]} -m "slow or model"
 	.venv-vllm/bin/python vllm services/rollout -m vllm
 parts
 

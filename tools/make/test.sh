@@ -35,9 +35,9 @@ named=(services/sandbox services/grader "${models[@]}")
 mapfile -t others < <(printf '%s\n' libs/* services/* | grep -vxF "$(printf '%s\n' "${named[@]}")")
 xargs -P $(($(nproc) + 1)) -L 1 bash -c 'part "$@"' - <<-parts || failed=1
 	$bin/python together tests --ignore tests/e2e
-	$bin/python sandboxes services/sandbox -m slow
+	$bin/python sandboxes services/sandbox -m "slow or model"
 	$bin/python e2e tests/e2e
-	$bin/python grader services/grader -m slow
+	$bin/python grader services/grader -m "slow or model"
 	$bin/python models ${models[*]} -m "slow or model"
 	$bin/python others ${others[*]} -m "slow or model"
 	.venv-vllm/bin/python vllm services/rollout -m vllm

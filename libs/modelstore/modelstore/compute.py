@@ -49,6 +49,11 @@ def tune_compute(num_threads: int) -> ComputePlan:
     )
 
 
+def threads_of_each(processes: int) -> int:
+    """Returns the threads of each of several processes that together take as many as this one: at least 1."""
+    return max(1, torch.get_num_threads() // processes)
+
+
 def release_memory() -> None:
     """Gives memory that is no longer used back to the system, after a model was let go.
 

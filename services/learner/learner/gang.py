@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event
@@ -44,6 +44,27 @@ MEETS_IN = "meet-"
 
 LAST_WORDS = 600
 """Characters of a rank's log that an error repeats."""
+
+
+def rank_environment(
+    rank: int, count: int, threads: int, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the environment of one of `count` ranks of this machine: what torchrun sets, over what is inherited.
+
+    OMP_NUM_THREADS stays where it is inherited; else it is `threads`, and where that is 0 the rank's share of what one
+    process would take, since ranks that take all cores each wait for one another.
+    """
+    from modelstore.compute import threads_of_each
+
+    return {
+        "OMP_NUM_THREADS": str(threads or threads_of_each(count)),
+        **inherited,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
 
 
 class Gang:
@@ -156,17 +177,10 @@ class Gang:
 
     def _start_rank(self, rank: int, talks_over: int, ends_with: int) -> "subprocess.Popen[bytes]":
         assert self._home is not None
-        # What torchrun sets, and beside it where the ranks meet and how the first one talks to the service.
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(self._count),
-            "LOCAL_WORLD_SIZE": str(self._count),
-            "HONE_RANKS_MEET_AT": str(self._home / "meet"),
-            "HONE_RANKS_END_WITH": str(ends_with),
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
+        environment = rank_environment(rank, self._count, self._settings.threads, os.environ)
+        # Where the ranks meet, and how the first one talks to the service.
+        environment["HONE_RANKS_MEET_AT"] = str(self._home / "meet")
+        environment["HONE_RANKS_END_WITH"] = str(ends_with)
         if rank == 0:
             environment["HONE_RANKS_TALK_OVER"] = str(talks_over)
         with (self._logs / f"rank-{rank}.log").open("wb") as log:

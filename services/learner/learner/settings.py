@@ -16,7 +16,7 @@ class LearnerSettings(ServiceSettings):
     model_cache_dir: Path = Path(".hone/models")
     """Where models that packages carry are unpacked once."""
     threads: int = Field(default=0, ge=0)
-    """Threads of torch; 0 means one per core."""
+    """Threads of torch, of each process; 0 means one per core, shared by the processes of a run."""
     max_dataset_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
     """Largest data set that is taken."""
     rank_silence_seconds: float = Field(default=1800.0, gt=0)

@@ -40,7 +40,7 @@ class SessionSettings:
     adapter: Path | None
     checkpoints: Path
     threads: int
-    """Of torch; 0 means one per core."""
+    """Of torch, of each process; 0 means one per core, or as OMP_NUM_THREADS says."""
 
 
 class Session:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.gang import Gang
+from learner.gang import Gang, rank_environment
 from learner.ports import Restored, ScoredRollout, Stopped
 from learner.training.session import Session, SessionSettings
 from runspec.schema import RunSpec
@@ -105,6 +105,20 @@ def test_a_gang_learns_as_one_process_and_goes_on_as_one_after_a_rank_was_killed
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
 
 
+def test_ranks_share_the_threads_of_one_process_unless_the_user_says_how_many_each_takes() -> None:
+    def threads(count: int, asked: int = 0, **inherited: str) -> str:
+        return rank_environment(1, count, asked, inherited)["OMP_NUM_THREADS"]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    try:
+        assert [threads(count) for count in (2, 4, 8)] == ["3", "1", "1"]
+    finally:
+        torch.set_num_threads(before)
+    assert threads(2, 5) == "5"
+    assert threads(2, OMP_NUM_THREADS="7") == "7"
+
+
 def test_a_rank_that_hangs_ends_the_step(
     tiny_folder: Path, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
@@ -165,7 +179,7 @@ def test_ranks_that_cannot_open_the_run_say_why(tmp_path: Path, tiny_folder: Pat
 LEARNER = """
 import sys, pickle, threading, time
 from pathlib import Path
-from learner.gang import Gang
+from learner.gang import Gang, rank_environment
 settings, logs = pickle.load(sys.stdin.buffer)
 gang = Gang(settings, 2, Path(logs))
 threading.Thread(target=gang.restore, daemon=True).start()

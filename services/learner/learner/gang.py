@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,15 @@ def rank_environment(
     }
 
 
+def _limit_sends(connection: Connection, seconds: float) -> None:
+    """Has a send raise BlockingIOError once the other side has taken nothing of it for so long (SO_SNDTIMEO)."""
+    whole, part = divmod(0.0 if math.isinf(seconds) else seconds, 1.0)
+    limit = struct.pack("ll", int(whole), int(part * 1e6))
+    # Of the connection as such, whichever of its numbers is used.
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
 class Gang:
     """Has the methods of `training.session.Session`, done by several ranks."""
 
@@ -80,12 +90,14 @@ class Gang:
     ) -> None:
         """Starts nothing yet; each rank's output goes to a file in `logs`.
 
-        A step in which no micro-batch ends for `silence_seconds` is given up: a rank hangs.
+        A call is given up, as a rank hangs, when nothing shows progress for `silence_seconds`: in a step no micro-batch
+        ends, any other call does not end.
         """
         self._settings = settings
         self._count = processes
         self._logs = logs
-        self._silence_seconds = silence_seconds
+        self.silence_seconds = silence_seconds
+        """Holds for calls to come."""
         self._home: Path | None = None
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._ended: list[tuple[int, int]] = []
@@ -211,6 +223,7 @@ class Gang:
         told = False
         heard = time.monotonic()
         try:
+            _limit_sends(connection, self.silence_seconds)
             connection.send((name, arguments))
             while True:
                 if stop is not None and stop.is_set() and not told:
@@ -218,7 +231,7 @@ class Gang:
                     told = True
                 if not connection.poll(POLL_SECONDS):
                     self._check_alive()
-                    if progress is not None and time.monotonic() - heard > self._silence_seconds:
+                    if time.monotonic() - heard > self.silence_seconds:
                         raise self._silent(name)
                     continue
                 kind, value = connection.recv()
@@ -229,6 +242,9 @@ class Gang:
                     raise self._cause(value)
                 elif kind == "returned":
                     return value
+        except BlockingIOError as error:
+            # The first rank takes in nothing more.
+            raise self._silent(name) from error
         except (EOFError, ConnectionError) as error:
             # The first rank is gone, or goes since another one has.
             self._end(1.0)
@@ -249,8 +265,9 @@ class Gang:
         """Ends ranks of which one hangs, and returns the error that says so."""
         self._end(0.0)
         return Unavailable(
-            f"{name}: no micro-batch ended for {self._silence_seconds:g} s, so that one of the {self._count} training "
-            f"ranks hangs; all were ended, {self._logs} has their output; resume the run to go on from its checkpoint",
+            f"{name}: no progress for {self.silence_seconds:g} s (HONE_LEARNER_RANK_SILENCE_SECONDS), so that one of "
+            f"the {self._count} training ranks hangs; all were ended, {self._logs} has their output; resume the run to "
+            "go on from its checkpoint",
             reason="RANK_SILENT",
         )
 
@@ -298,4 +315,6 @@ class Gang:
         for rank in self._ranks:
             if rank.poll() is None:
                 rank.kill()
-                rank.wait()
+                # One that hangs in the kernel, as over a disk that is gone, does nothing more once it comes back.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    rank.wait(CLOSE_SECONDS)

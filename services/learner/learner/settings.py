@@ -20,4 +20,5 @@ class LearnerSettings(ServiceSettings):
     max_dataset_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
     """Largest data set that is taken."""
     rank_silence_seconds: float = Field(default=1800.0, gt=0)
-    """With several processes: a step in which no micro-batch ends for so long is given up, as a process hangs."""
+    """With several processes: a step in which no micro-batch ends for so long is given up, as a process hangs; so is a
+    restore, save or export that takes longer."""

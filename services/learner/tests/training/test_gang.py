@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from learner.gang import Gang, rank_environment
 from learner.ports import Restored, ScoredRollout, Stopped
+from learner.training.checkpoint import latest_checkpoint
 from learner.training.session import Session, SessionSettings
 from runspec.schema import RunSpec
 from servicekit.errors import Unavailable
@@ -124,12 +125,42 @@ def test_a_rank_that_hangs_ends_the_step(
 ) -> None:
     settings = settings_of(tiny_folder, tmp_path, kl_coef=0.0)
     (tmp_path / "ranks" / "meet-of-a-killed-learner").mkdir(parents=True)
-    with opened(Gang(settings, 2, tmp_path / "ranks", silence_seconds=2)) as gang:
+    with opened(Gang(settings, 2, tmp_path / "ranks")) as gang:
         gang.restore()
+        gang.silence_seconds = 2.0
         os.kill(gang.process_ids[1], signal.SIGSTOP)
-        with pytest.raises(Unavailable, match="rollout_step: no micro-batch ended for 2 s"):
+        with pytest.raises(Unavailable, match="rollout_step: no progress for 2 s"):
             gang.rollout_step(make_groups(0), quiet, threading.Event())
     assert {file.name for file in (tmp_path / "ranks").iterdir()} == {"rank-0.log", "rank-1.log"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "state"), [(1, {}), (0, {"more than a socket holds": "x" * (4 << 20)})]
+)
+def test_a_rank_that_hangs_ends_a_save_and_leaves_no_checkpoint(
+    tiny_folder: Path, tmp_path: Path, rank: int, state: dict[str, str]
+) -> None:
+    settings = settings_of(tiny_folder, tmp_path, kl_coef=0.0)
+    with opened(Gang(settings, 2, tmp_path / "ranks")) as gang:
+        gang.restore()
+        gang.silence_seconds = 2.0
+        os.kill(gang.process_ids[rank], signal.SIGSTOP)
+        with pytest.raises(
+            Unavailable, match=r"save: no progress for 2 s .* one of the 2 training ranks hangs"
+        ):
+            gang.save(Restored(step=0, policy_version=0, state=state))
+        gone = gang.process_ids
+    assert not any(Path(f"/proc/{process}").exists() for process in gone)
+    assert latest_checkpoint(settings.checkpoints) is None
+
+
+def test_ranks_that_do_not_get_through_restore_are_ended(tiny_folder: Path, tmp_path: Path) -> None:
+    settings = settings_of(tiny_folder, tmp_path)
+    with (
+        opened(Gang(settings, 2, tmp_path / "ranks", silence_seconds=0.1)) as gang,
+        pytest.raises(Unavailable, match=r"restore: no progress for 0\.1 s"),
+    ):
+        gang.restore()
 
 
 def test_whoever_tells_all_processes_to_end_leaves_the_ranks_to_the_learner(

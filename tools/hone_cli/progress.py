@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 _RECENT_STEPS = 5
+_TOGETHER_SECONDS = 0.05
+"""Steps told within this were told at once, as where one checkpoint holds several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,24 +42,25 @@ class RunProgress:
     _done: int = 0
     _total: int = 0
     _stage_begun: tuple[float, int] | None = None
-    _last_step_at: float | None = None
-    _step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))
+    _told: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS + 1))
+    """When steps were told, and how many were done by then."""
     _num_done: int = 0
 
     def begin(self, num_done: int, now: float) -> None:
         """Notes how many steps were done before watching began; they say nothing about speed."""
         self._num_done = num_done
         self._step = num_done
-        self._last_step_at = now
+        self._told.clear()
+        self._told.append((now, num_done))
 
     def step_done(self, step: int, now: float) -> None:
         """Notes a finished step, counted from 0; one from before watching began says nothing."""
         if step < self._num_done:
             return
-        if self._last_step_at is not None:
-            self._step_seconds.append(now - self._last_step_at)
-        self._last_step_at = now
         self._num_done = max(self._num_done, step + 1)
+        if len(self._told) > 1 and now - self._told[-1][0] < _TOGETHER_SECONDS:
+            now = self._told.pop()[0]
+        self._told.append((now, self._num_done))
         self._step = self._num_done
         self._stage, self._done, self._total, self._stage_begun = "waiting", 0, 0, None
 
@@ -75,7 +78,7 @@ class RunProgress:
             if self._done > first and now > begun:
                 rate = (self._done - first) / (now - begun)
         return Standing(
-            step=min(self._num_done + 1, max(1, self.num_steps)),
+            step=min(self._under_way + 1, max(1, self.num_steps)),
             num_steps=self.num_steps,
             stage=self._stage.replace("_", " "),
             done=self._done,
@@ -84,11 +87,17 @@ class RunProgress:
             seconds_left=self._seconds_left(rate, now),
         )
 
+    @property
+    def _under_way(self) -> int:
+        """The step under way, from 0: steps that no checkpoint holds yet were not told."""
+        return max(self._num_done, self._step)
+
     def _seconds_left(self, rate: float | None, now: float) -> float | None:
-        if self._step_seconds and self.num_steps:
-            mean = sum(self._step_seconds) / len(self._step_seconds)
-            spent = now - self._last_step_at if self._last_step_at is not None else 0.0
-            return max(0.0, mean * (self.num_steps - self._num_done) - min(spent, mean))
+        if len(self._told) > 1 and self.num_steps:
+            (began, first), (last, done) = self._told[0], self._told[-1]
+            mean = (last - began) / (done - first)
+            left = mean * (self.num_steps - done) - (now - last)
+            return max(0.0, left, mean * (self.num_steps - self._under_way - 1))
         if rate and self._total and not self.num_steps:
             return max(0.0, (self._total - self._done) / rate)
         return None

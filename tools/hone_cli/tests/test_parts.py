@@ -44,6 +44,19 @@ def test_progress_tells_stage_rate_and_time_left() -> None:
     assert standing.fraction == 0.2
 
 
+def test_steps_that_are_told_together_count_one_by_one() -> None:
+    progress = RunProgress(num_steps=20)
+    progress.begin(0, 0.0)
+    progress.progressed(7, "training", 1, 4, 75.0)
+    assert progress.standing(75.0).step == 8
+    for step in range(10):
+        progress.step_done(step, 100.0 + step / 1000)
+    progress.progressed(12, "training", 1, 4, 120.0)
+    standing = progress.standing(120.0)
+    assert (standing.step, standing.fraction) == (13, 0.6)
+    assert standing.seconds_left == pytest.approx(80.0)
+
+
 def test_progress_of_an_evaluation_counts_its_rollouts() -> None:
     progress = RunProgress(num_steps=0)
     progress.begin(0, 0.0)

@@ -285,6 +285,11 @@ def _memory(found: Inputs, said: list[str]) -> float | None:
             for name, (rows, columns) in shape.linear_shapes.items()
             if not wanted or any(f".{part}." in name for part in wanted)
         )
+        said += [
+            f"lora.target_modules: no layer of the model's blocks is called {part!r}"
+            for part in wanted
+            if not any(f".{part}." in name for name in shape.linear_shapes)
+        ]
     longest = max(found.train.tokens) if found.train is not None else 0
     if spec.rolls_out:
         longest = min(spec.rollout.max_total_tokens, longest + spec.rollout.max_new_tokens)

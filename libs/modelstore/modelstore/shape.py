@@ -17,6 +17,17 @@ from modelstore.resolve import (
     packaged_file,
 )
 
+_GGUF_LAYERS = {
+    "attn_q": "q_proj",
+    "attn_k": "k_proj",
+    "attn_v": "v_proj",
+    "attn_output": "o_proj",
+    "ffn_gate": "gate_proj",
+    "ffn_up": "up_proj",
+    "ffn_down": "down_proj",
+}
+"""Of the models of Llama's kind that packages carry."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -148,8 +159,17 @@ def _of_gguf(file: Path) -> ModelShape:
         num_layers=number("block_count"),
         hidden_size=number("embedding_length"),
         vocabulary_size=shapes["token_embd.weight"][0],
-        linear_shapes=_linear(shapes.items(), ".blk."),
+        linear_shapes={
+            _renamed(name): shape for name, shape in _linear(shapes.items(), ".blk.").items()
+        },
     )
+
+
+def _renamed(name: str) -> str:
+    """Gives a matrix of a GGUF file the name of its layer in transformers."""
+    for theirs, ours in _GGUF_LAYERS.items():
+        name = name.replace(f".{theirs}.", f".{ours}.")
+    return name
 
 
 def _linear(

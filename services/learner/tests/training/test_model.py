@@ -131,7 +131,8 @@ def test_a_reference_folder_is_that_adapter(make_policy: MakePolicy, tmp_path: P
         ({"adapter": Path("nowhere")}, r"model\.adapter: 'nowhere'.*adapter_config\.json"),
         ({"reference": "nowhere"}, r"model\.reference: 'nowhere'.*adapter_config\.json"),
         ({"dtype": "float8"}, r"model\.dtype: found 'float8'; float32 or bfloat16 is right"),
-        ({"target_modules": ("q_prog",)}, r"lora\.target_modules: .*q_prog"),
+        ({"target_modules": ("q_prog",)}, r"lora\.target_modules: .*q_prog.* mean q_proj\?"),
+        ({"target_modules": ("v_proj", "q_prog")}, r"lora\.target_modules: .*q_prog"),
     ],
 )
 def test_what_cannot_be_opened_is_named(

@@ -43,7 +43,9 @@ def service_error(error: Exception, service: str, address: str) -> CliError:
         return CliError(message, FAILED)
     text = error.message
     if error.violations:
-        text += "".join(f"\n  {field}: {what}" for field, what in error.violations.items())
+        text += "".join(
+            f"\n  {field}: {what}" for field, what in error.violations.items() if what not in text
+        )
     bad_input = isinstance(error, InvalidArgument | NotFound | OutOfRange | Cancelled)
     return CliError(text, USAGE if bad_input else FAILED)
 

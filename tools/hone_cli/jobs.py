@@ -194,7 +194,7 @@ async def start(job: Job, book: AddressBook) -> learner_pb2.Run:
         )
         try:
             started = await learner.StartRun(request, timeout=300)
-        except InvalidArgument as error:
+        except HoneError as error:
             problems = [job.run.problem(f, text) for f, text in error.violations.items()]
             if not problems:
                 raise service_error(error, "learner", address) from error

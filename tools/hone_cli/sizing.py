@@ -11,12 +11,13 @@ from hone.learner.v1 import learner_pb2
 from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
 
 from hone_cli.addresses import AddressBook
-from hone_cli.errors import CliError
+from hone_cli.errors import USAGE, CliError
 from hone_cli.estimate import Inputs, Lengths, Prices, Speed
 from hone_cli.jobs import DataFile, Job
 from hone_cli.queries import get_run, list_runs
 from modelstore.shape import model_shape, open_tokenizer
 from runspec.preferences import parse_preferences
+from runspec.problems import SpecError
 from runspec.rows import parse_tasks
 from runspec.schema import REINFORCEMENT, RunSpec
 from runspec.sft_rows import parse_sft_rows
@@ -37,7 +38,9 @@ async def inputs_of(job: Job, book: AddressBook, prices: Prices) -> tuple[Inputs
     """Finds everything that is at hand, and says in words what is not."""
     spec, missing = job.run.spec, list[str]()
     shape, lengths = None, dict[str, Lengths]()
-    tools = await _tools(spec, book)
+    tools = await _tools(job, book)
+    if spec.model.adapter:
+        missing.append("whether model.adapter is there is for the learner to say, at the start")
     try:
         caches = _caches(book)
         shape = model_shape(spec.model.path, caches)
@@ -121,9 +124,13 @@ def _lengths(spec: RunSpec, file: DataFile, row_length: Callable[[Any], int]) ->
     return Lengths(tokens=[row_length(row) for row in rows], num_rows=num_rows)
 
 
-async def _tools(spec: RunSpec, book: AddressBook) -> dict[str, ToolDefinition] | None:
-    """The tools that the run names, as the gateway describes them; None where it cannot be asked."""
-    wanted, found = spec.rollout.tools, dict[str, ToolDefinition]()
+async def _tools(job: Job, book: AddressBook) -> dict[str, ToolDefinition] | None:
+    """The tools that the run names, as the gateway describes them; None where it cannot be asked.
+
+    Raises:
+        CliError: the gateway does not have one of them.
+    """
+    wanted, found = job.run.spec.rollout.tools, dict[str, ToolDefinition]()
     if not wanted:
         return found
     try:
@@ -135,7 +142,11 @@ async def _tools(spec: RunSpec, book: AddressBook) -> dict[str, ToolDefinition] 
     except (CliError, HoneError):
         return None
     by_name = {tool.name: tool_definition_from_proto(tool) for tool in page.tools}
-    return {name: by_name[name] for name in wanted if name in by_name}
+    unknown = [name for name in wanted if name not in by_name]
+    if unknown:
+        what = f"{', '.join(map(repr, unknown))} is unknown; the gateway has {', '.join(by_name)}"
+        raise CliError(str(SpecError([job.run.problem("rollout.tools", what)])), USAGE)
+    return {name: by_name[name] for name in wanted}
 
 
 async def _speed(spec: RunSpec, book: AddressBook) -> Speed | None:

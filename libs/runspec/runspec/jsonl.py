@@ -15,6 +15,15 @@ _BOM = b"\xef\xbb\xbf"
 _HEAD = 1024
 """Bytes that show what a file is."""
 _MAX_DIGITS = 4300
+_FORMATS = (
+    (b"\xff\xfe", "UTF-16", "UTF-8"),
+    (b"\xfe\xff", "UTF-16", "UTF-8"),
+    (b"\x1f\x8b", "compressed by gzip", "a name that ends with .jsonl.gz"),
+    (b"PAR1", "parquet", "a name that ends with .parquet"),
+    (b"ARROW1", "arrow", "a name that ends with .arrow"),
+    (b"PK\x03\x04", "a zip archive", "one JSON object per line"),
+)
+"""How a file begins, what it then is, and what would be right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +71,11 @@ def read_rows(data: bytes, source: str) -> Iterator[Row]:
 
 def _other_format(data: bytes) -> str:
     """Says which other format a file is in, where each of its lines would be a problem; empty for none."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "is UTF-16, expected UTF-8"
+    for start, name, right in _FORMATS:
+        if data.startswith(start):
+            return f"is {name}, expected {right}"
+    if b"\0" in data[:_HEAD]:
+        return "is a binary file, expected one JSON object per line"
     if data[:_HEAD].removeprefix(_BOM).lstrip().startswith(b"["):
         return "is a JSON list; expected one JSON object per line, without brackets and commas around them"
     return ""

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from runspec.graderfields import rewards_turns
-from runspec.problems import Problem
+from runspec.problems import Problem, described, nearest
 from runspec.schema import WITH_OPTIONAL_STD, WITH_TURN_REWARDS, AgreementSpec, RunSpec
+from trajectory.toolformats import TOOL_FORMATS
 
 _ONLY_WITH_ROLLOUTS = (
     "group_size",
@@ -133,6 +134,13 @@ def _limits(spec: RunSpec) -> Iterator[tuple[str, str]]:
         yield (
             "model.dtype",
             "is bfloat16, in which train.weights full would round small updates away; float32 is right",
+        )
+    if rollout.tool_format not in TOOL_FORMATS:
+        meant = nearest(rollout.tool_format, TOOL_FORMATS)
+        yield (
+            "rollout.tool_format",
+            f"found {described(rollout.tool_format)}; one of {', '.join(TOOL_FORMATS)} is right"
+            + (f"; did you mean {meant}?" if meant else ""),
         )
     if len(set(rollout.tools)) != len(rollout.tools):
         yield "rollout.tools", f"names a tool twice: {', '.join(rollout.tools)}"

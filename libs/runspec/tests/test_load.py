@@ -88,6 +88,12 @@ def test_resampling_is_refused_where_groups_without_spread_teach(tmp_path: Path)
             "run.yaml:9: train.learning_rat: unknown key; did you mean train.learning_rate?",
         ),
         (
+            "rollout:\n",
+            "rollout:\n  tool_format: pythonik\n",
+            "run.yaml:11: rollout.tool_format: found the text 'pythonik'; one of hermes, qwen2.5, "
+            "llama3_json, pythonic, openai_json, qwen3_xml is right; did you mean pythonic?",
+        ),
+        (
             "algorithm: grpo",
             "algorithm: grop",
             "run.yaml:1: algorithm: found the text 'grop', expected 'sft', 'dpo', 'reward_model', 'grpo', "

@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pytest
@@ -103,6 +104,9 @@ def test_line_that_is_no_object_is_named(raw: bytes, expected: str) -> None:
     [
         (b'\xef\xbb\xbf [\n {"prompt": "x"},\n {"prompt": "y"}\n]', "is a JSON list; expected one"),
         ('{"prompt": "x"}\n{"prompt": "y"}\n'.encode("utf-16"), "is UTF-16, expected UTF-8"),
+        (gzip.compress(b'{"prompt": "x"}\n' * 9), "is compressed by gzip, expected a name"),
+        (b"PAR1\x15\n\x00\n", "is parquet, expected a name that ends with .parquet"),
+        (b"a\n\x00\xff\n", "is a binary file"),
     ],
 )
 def test_file_of_another_format_is_one_problem_and_not_one_per_line(

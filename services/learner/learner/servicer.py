@@ -29,7 +29,6 @@ from runspec.convert import run_spec_from_proto, run_spec_to_proto
 from runspec.problems import SpecError
 from runspec.schema import RunSpec
 from servicekit.errors import InvalidArgument, OutOfRange
-from trajectory.toolformats import TOOL_FORMATS
 
 DEFAULT_PAGE, MAX_PAGE = 50, 500
 
@@ -107,12 +106,6 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         except ModelUnusableError as error:
             said = str(error).removeprefix("model.path: ")
             raise InvalidArgument(str(error), violations={"model.path": said}) from error
-        if spec.rollout.tool_format not in TOOL_FORMATS:
-            found = spec.rollout.tool_format
-            said = f"found {found!r}; one of {', '.join(TOOL_FORMATS)} is right"
-            raise InvalidArgument(
-                f"rollout.tool_format: {said}", violations={"rollout.tool_format": said}
-            )
         await self._tools.definitions(spec.rollout.tools)
         self._adapters.resolve(spec.model.adapter)
         await asyncio.to_thread(self._check_data, spec)

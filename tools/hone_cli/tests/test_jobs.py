@@ -7,7 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hone.common.v1 import run_spec_pb2
 from hone.learner.v1 import learner_pb2
 
-from servicekit.errors import FailedPrecondition, InvalidArgument
+from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, NotFound
 
 RUN = """\
 algorithm: grpo
@@ -206,8 +206,11 @@ def test_bad_input_is_exit_code_2_with_its_place(
     assert suite.learner.started == []
 
 
-def test_what_the_learner_refuses_is_placed_in_the_file(suite: Any, run_file: Path) -> None:
-    suite.learner.refusal = InvalidArgument(
+@pytest.mark.parametrize("refusal", [InvalidArgument, NotFound])
+def test_what_the_learner_refuses_is_placed_in_the_file(
+    suite: Any, run_file: Path, refusal: type[HoneError]
+) -> None:
+    suite.learner.refusal = refusal(
         "bad", violations={"train.batch_size": "more than the data set holds"}
     )
     assert suite.hone("train", "run.yaml") == 2

@@ -63,6 +63,8 @@ def make_app() -> typer.Typer:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one command; whatever goes wrong is a sentence on stderr and an exit code."""
+    # gRPC's own log of connections that come and go would stand between the sentences.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         make_app()(args=list(arguments))
     except SystemExit as end:

@@ -107,7 +107,9 @@ def print_outcome(run: learner_pb2.Run) -> None:
         model = safe(f"{run.output_dir}/reward_model")
         out.print(f"  {model}   is the model for graders of type reward_model")
     elif run.spec.algorithm != "evaluate":
-        out.print(f"  model.adapter={run.run_id}   starts another run from its weights")
+        full = run.spec.train.weights == "full"
+        weights = f"path={run.output_dir}/model" if full else f"adapter={run.run_id}"
+        out.print(f"  model.{safe(weights)}   starts another run from its weights")
 
 
 def print_late_alarms(run: learner_pb2.Run) -> None:

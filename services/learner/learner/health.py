@@ -55,7 +55,7 @@ class RunHealth:
         """
         if self._stops and alarms:
             said = "; ".join(f"{alarm.kind}: {alarm.detail}" for alarm in alarms)
-            raise AlarmStop(f"stopped by an alarm in step {step}: {said}")
+            raise AlarmStop(f"stopped by an alarm in step {step + 1}: {said}")
 
 
 def alarm_figures(alarms: Sequence[Alarm]) -> Mapping[str, float]:

@@ -233,7 +233,7 @@ class RunManager:
             self._store.save(ended(run, RunState.STOPPED, at=self._clock(), detail=detail))
         elif run.starts_without_step >= MAX_STARTS_WITHOUT_STEP:
             detail = (
-                f"the learner ended {run.starts_without_step} times in step {run.step} of this run; "
+                f"the learner ended {run.starts_without_step} times in step {run.step + 1} of this run; "
                 "its log says why"
             )
             log.error("run given up: %s", detail, extra={"run_id": run.run_id})

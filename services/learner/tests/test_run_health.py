@@ -108,7 +108,7 @@ async def test_alarm_stops_the_run_also_where_the_learner_was_killed_before_it_c
         for _ in range(2):
             # Killed again before the run's file said that it was stopped.
             made = await context(bus, run_spec, tmp_path, report)
-            with pytest.raises(AlarmStop, match=f"in step {step - 1}: reward_collapse"):
+            with pytest.raises(AlarmStop, match=f"in step {step}: reward_collapse"):
                 await ReinforcementJob(made, RecordingCore(disk), TASKS, []).run()
         made = await context(bus, run_spec, tmp_path, report, life=1)
         await ReinforcementJob(made, RecordingCore(disk), TASKS, []).run()

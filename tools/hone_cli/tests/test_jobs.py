@@ -96,6 +96,16 @@ def test_train_uploads_starts_and_shows_steps(suite: Any, run_file: Path) -> Non
     assert "run tiny-1 is complete in 1 min 30 s; its files are in /data/tiny-1" in suite.out
 
 
+def test_outcome_says_how_to_start_from_what_was_trained(suite: Any, run_file: Path) -> None:
+    completed = ended(learner_pb2.RUN_STATE_COMPLETED)
+    suite.learner.script = [completed]
+    assert suite.hone("train", "run.yaml") == 0
+    assert "model.adapter=tiny-1" in suite.out
+    completed.ended.spec.train.weights = "full"
+    assert suite.hone("train", "run.yaml", "train.weights=full") == 0
+    assert "model.path=/data/tiny-1/model" in suite.out
+
+
 def test_json_is_one_object_a_line_and_nothing_else(suite: Any, run_file: Path) -> None:
     suite.learner.script = [step(0, reward__mean=0.5), ended(learner_pb2.RUN_STATE_COMPLETED)]
     assert suite.hone("train", "run.yaml", "--json") == 0

@@ -51,7 +51,7 @@ class NonFinite:
         write_atomically(self._path, json.dumps([*entries, entry], indent=1).encode())
         more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
         return StepNotFinite(
-            f"step {step} is not finite: {error}; the last good checkpoint stands. In it were {what} "
+            f"step {step + 1} is not finite: {error}; the last good checkpoint stands. In it were {what} "
             f"{', '.join(named[:MAX_NAMED])}{more} ({self._path} names all); resuming the run leaves "
             "them out"
         )

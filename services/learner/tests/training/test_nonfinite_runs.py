@@ -125,7 +125,7 @@ async def test_spoilt_row_ends_the_run_at_the_last_good_checkpoint_and_a_resume_
     async with asyncio.timeout(120):
         failed = await desk.ended(run.run_id)
     assert failed.state is RunState.FAILED
-    assert f"step {failed.step} is not finite: the loss is" in failed.detail
+    assert f"step {failed.step + 1} is not finite: the loss is" in failed.detail
     assert "6" in failed.detail.partition("the rows of data.train")[2]  # it counts from 1
     root = desk.store.folder(run.run_id) / "checkpoints"
     assert [one.step for one in stored(root)][:1] == ([failed.step] if failed.step else [])

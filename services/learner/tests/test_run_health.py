@@ -144,7 +144,7 @@ async def test_alarm_stops_a_run_over_rows_also_where_the_learner_was_killed_bef
     made = await context(bus, run_spec, tmp_path, Report())
     with pytest.raises(ConnectionError, match="killed"):
         await RowJob(made, KilledOverRows(disk), steps).run()
-    with pytest.raises(AlarmStop, match="in step 2: forgetting"):
+    with pytest.raises(AlarmStop, match="in step 3: forgetting"):
         await RowJob(made, RecordingCore(disk), steps).run()
     assert disk["last"].step == 3
 
@@ -193,7 +193,7 @@ async def test_step_that_is_not_finite_names_its_rollouts_and_a_resume_goes_on_w
         spoilt = json.loads((tmp_path / "nonfinite.json").read_text())[0]["members"]
         assert len(spoilt) == 4
         assert all(rollout_id in str(caught.value) for rollout_id in spoilt)
-        assert "step 1 is not finite: the loss is nan" in str(caught.value)
+        assert "step 2 is not finite: the loss is nan" in str(caught.value)
 
     world = await with_world(bus, always("score"), fails())
     assert disk["last"].step == 1

@@ -84,7 +84,8 @@ def load_run_file(
         data["algorithm"] = algorithm
     data.setdefault("name", _name_from(file))
     spec = _validated(data, places)
-    said |= {".".join(override.path) for override in parsed}
+    for override in parsed:
+        said = _said_with(said, override)
     problems = [*check_rules(spec), *check_no_effect(spec, said)]
     if problems:
         raise SpecError([places.placed(problem) for problem in problems])
@@ -150,6 +151,15 @@ def _without_nulls(data: dict[str, object]) -> dict[str, object]:
         elif value is not None:
             kept[key] = value
     return kept
+
+
+def _said_with(said: frozenset[str], override: Override) -> frozenset[str]:
+    """Returns the names of the fields that are given, an override in force; null takes a field or section back."""
+    name, value = ".".join(override.path), override.value
+    left = {field for field in said if field != name and not field.startswith(f"{name}.")}
+    if isinstance(value, dict):
+        left |= {f"{name}.{key}" for key in value}
+    return frozenset(left if value is None else left | {name})
 
 
 def _parse_overrides(texts: Sequence[str]) -> tuple[Override, ...]:

@@ -62,7 +62,8 @@ def check_no_effect(spec: RunSpec, said: frozenset[str]) -> list[Problem]:
     return problems + [
         Problem(
             field=key,
-            message="has no effect with train.weights full, which trains no adapter; leave it out",
+            message="has no effect with train.weights full, which trains no adapter; leave it out "
+            "(on the command line: lora=null)",
         )
         for key in sorted(said)
         if key.startswith("lora.") and spec.train.weights == "full"

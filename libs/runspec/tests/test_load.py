@@ -227,6 +227,14 @@ def test_override_of_the_name_is_the_runs(tmp_path: Path) -> None:
     assert load(tmp_path, GRPO, "name=second").spec.name == "second"
 
 
+@pytest.mark.parametrize("back", ["lora=null", "lora={}", "lora.rank="])
+def test_override_takes_back_what_the_file_says(tmp_path: Path, back: str) -> None:
+    text = GRPO.replace("train:\n", "lora:\n  rank: 16\ntrain:\n", 1)
+    assert load(tmp_path, text, "train.weights=full", back).spec.train.weights == "full"
+    (line,) = errors(tmp_path, text, "train.weights=full", "lora={alpha: 3}")
+    assert line.startswith("override 'lora={alpha: 3}': lora.alpha: has no effect")
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -316,7 +324,7 @@ def test_full_weights_refuse_what_is_an_adapters_and_rounding_numbers(tmp_path: 
     text = GRPO.replace("rollout:", "  weights: full\nlora:\n  rank: 8\nrollout:")
     assert errors(tmp_path, text) == [
         "run.yaml:12: lora.rank: has no effect with train.weights full, which trains no adapter; "
-        "leave it out"
+        "leave it out (on the command line: lora=null)"
     ]
     (line,) = errors(tmp_path, GRPO, "train.weights=full", "model.dtype=bfloat16")
     assert "model.dtype: is bfloat16" in line and line.endswith("float32 is right")

@@ -54,8 +54,6 @@ class Attempt:
     """Whether a response alone counts for what is short, not the prompt with it."""
     split_margin: float = 0.0
     """The margin of pairs on which people are of one mind; others get none."""
-    seeds: int = 1
-    """Models whose scores are averaged."""
 
 
 ATTEMPTS = {
@@ -63,11 +61,9 @@ ATTEMPTS = {
     "responses": Attempt(responses_alone=True),
     "slower": Attempt(responses_alone=True, epochs=4.0, rate=1e-4),
     "unanimous": Attempt(responses_alone=True, split_margin=1.0),
-    "three seeds": Attempt(responses_alone=True, seeds=3),
 }
 """plain: the conversation has at most 96 tokens; responses: each response has, whose lengths are then more like those
-asked about; slower: twice the steps at a third of the rate; unanimous: a margin where all three people agree; three
-seeds: the mean score of three models."""
+asked about; slower: twice the steps at a third of the rate; unanimous: a margin where all three people agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,17 +195,14 @@ def measure(name: str, attempt: Attempt, folder: Path, *, seed: int) -> dict[str
     )
     train = [reader.pair(row, attempt.split_margin * row.margin) for row in found.train]
     held_out = [reader.pair(row) for row in found.held_out]
-    ahead = [0.0] * len(held_out)
     began = time.process_time()
-    for model in range(seed, seed + attempt.seeds):
-        trainer = learn(folder, train, attempt, model)
-        for index, pair in enumerate(held_out):
-            ahead[index] += trainer.measure_pairs([pair])["rewards/margins"]
+    figures = learn(folder, train, attempt, seed).measure_pairs(held_out)
     return {
         "pairs_trained": float(len(train)),
         "pairs_held_out": float(len(held_out)),
         "steps": float(num_steps(len(train), attempt)),
-        "accuracy": sum(lead > 0 for lead in ahead) / len(ahead),
+        "accuracy": figures["rewards/accuracies"],
+        "loss": figures["loss"],
         "accuracy_length_only": length_only(found.train, found.held_out, reader.count),
         "accuracy_length_only_whole_set": length_only(everything, everything, reader.count),
         "accuracy_embedding_whole_set": EMBEDDING[name],

@@ -53,6 +53,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.model,
     pytest.mark.vllm,
+    pytest.mark.timeout(2000),  # what is started has limits of its own, which say what took so long
     pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="vLLM is not set up; make setup-vllm"),
 ]
 

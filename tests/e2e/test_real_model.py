@@ -8,7 +8,8 @@ import yaml
 
 from suite import Suite, running_suite
 
-pytestmark = [pytest.mark.slow, pytest.mark.model]
+# What is started has limits of its own, which say what took so long.
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(2000)]
 
 
 @pytest.fixture(scope="module")

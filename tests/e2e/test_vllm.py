@@ -16,6 +16,7 @@ VLLM_PYTHON = Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.vllm,
+    pytest.mark.timeout(2000),  # what is started has limits of its own, which say what took so long
     pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="vLLM is not set up; make setup-vllm"),
 ]
 

@@ -8,7 +8,7 @@ from hone_cli.potential import Potential, lines, potential_of
 
 
 def run(
-    *, tasks: int = 100, spread: float = 0.0, right: float = 0.0, wrong: float = 0.0, gain: float
+    *, tasks: float = 100, spread: float = 0.0, right: float = 0.0, wrong: float = 0.0, gain: float
 ) -> learner_pb2.Run:
     return learner_pb2.Run(
         spec=run_spec_pb2.RunSpec(algorithm="evaluate"),
@@ -29,7 +29,7 @@ def run(
 
 
 def found(**figures: float) -> Potential:
-    made = potential_of(run(**figures))  # type: ignore[arg-type]
+    made = potential_of(run(**figures))
     assert made is not None
     return made
 

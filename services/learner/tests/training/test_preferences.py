@@ -1,8 +1,6 @@
 """Learning from pairs: exact on the shared cases, equal to the formula on a model, and it learns."""
 
-import json
 import math
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -30,16 +28,6 @@ from trajectory.rendering import RenderedRow
 pytestmark = pytest.mark.slow
 
 MakePolicy = Callable[..., Policy]
-
-
-@pytest.fixture(scope="module")
-def case() -> Callable[[str], Any]:
-    shared = Path(os.environ.get("HONE_SHARED", Path(__file__).parents[5] / "shared"))
-    file = shared / "cases" / "losses.json"
-    if not file.is_file():
-        pytest.skip("the shared cases are not at hand")
-    cases = json.loads(file.read_text(encoding="utf-8"))["cases"]
-    return {case["id"]: case for case in cases}.__getitem__
 
 
 def _double(values: Any) -> torch.Tensor:

@@ -221,14 +221,20 @@ class Gang:
         """Has all ranks do something, and returns what the first one returns."""
         connection = self._talk()
         told = False
+
+        def tell_stop() -> None:
+            nonlocal told
+            if stop is not None and stop.is_set() and not told:
+                connection.send("stop")
+                told = True
+
         heard = time.monotonic()
         try:
             _limit_sends(connection, self.silence_seconds)
+            tell_stop()  # before the call, which a small one may not outlast
             connection.send((name, arguments))
             while True:
-                if stop is not None and stop.is_set() and not told:
-                    connection.send("stop")
-                    told = True
+                tell_stop()
                 if not connection.poll(POLL_SECONDS):
                     self._check_alive()
                     if time.monotonic() - heard > self.silence_seconds:

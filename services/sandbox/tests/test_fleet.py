@@ -111,6 +111,28 @@ async def test_a_destruction_that_takes_long_keeps_no_other_lease_from_ending(
     assert suite.events.causes(slow.sandbox_id) == ["idle"]
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_who_destroys_all_waits_for_those_that_are_being_ended(suite, backend, whole):
+    made = (await suite.create(suite.rollout_id(), run_id="run-a")).info
+    ending = backend.boxes[made.sandbox_id].ending
+    ending.clear()
+    first = asyncio.ensure_future(
+        suite.fleet.destroy(suite.fleet.find(made.sandbox_id), Cause.REQUESTED)
+    )
+    await asyncio.sleep(0)
+    doing = suite.fleet.destroy_all(Cause.CANCELLED) if whole else suite.fleet.cancel_run("run-a")
+    second = asyncio.ensure_future(doing)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not second.done()
+    ending.set()
+    async with asyncio.timeout(10):
+        await second
+    assert suite.manager.stats().expected_count == 0
+    assert suite.events.causes(made.sandbox_id) == ["requested"]
+    await first
+
+
 async def test_a_running_command_keeps_the_lease_but_not_the_lifetime(suite, backend, clock):
     rollout_id = suite.rollout_id()
     info = (await suite.create(rollout_id, idle_seconds=10.0, lifetime_seconds=100.0)).info

@@ -226,10 +226,10 @@ async def test_other_limits_and_grading_have_environments_of_their_own(suite, jo
 async def test_an_environment_that_dies_is_lost_for_all_in_it(suite, join):
     first, second = await join(), await join()
     os.kill(_room(first).box.keeper_pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
-        while len(suite.fleet.entries()):
-            await asyncio.sleep(0.01)
     for box in (first, second):
+        async with asyncio.timeout(10):
+            while not suite.events.causes(box.info.sandbox_id):
+                await asyncio.sleep(0.01)
         assert suite.events.causes(box.info.sandbox_id) == ["manager_lost"]
     third = await join()
     assert (await third.sh("true")).exit_code == 0

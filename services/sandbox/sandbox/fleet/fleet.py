@@ -194,7 +194,10 @@ class Fleet:
         await self._records.sync()
 
     async def cancel_run(self, run_id: str) -> int:
-        """Destroy a run's sandboxes and stop its creations, also those under way; return how many."""
+        """Destroy a run's sandboxes and stop its creations, also those under way; return how many.
+
+        Those that are being ended already are waited for, and not counted.
+        """
         self._plans.run_finished(run_id)
         doomed = [entry for entry in self._table.all() if entry.record.run_id == run_id]
         made = {entry.record.key for entry in doomed}
@@ -208,7 +211,8 @@ class Fleet:
                 self._creations.stop(creation, run_cancelled(run_id))
                 stopped.append(creation)
         await ended(stopped)
-        await self._destroy(doomed, Cause.CANCELLED)
+        ending = [entry for entry in self._table.ending() if entry.record.run_id == run_id]
+        await self._destroy([*doomed, *ending], Cause.CANCELLED)
         return len(doomed) + len(stopped)
 
     def prepare(self) -> None:
@@ -247,9 +251,9 @@ class Fleet:
         await self._pool.close()
 
     async def destroy_all(self, cause: Cause) -> None:
-        """Destroy every sandbox."""
+        """Destroy every sandbox; those that are being ended are waited for."""
         await ended(self._creations.all())
-        await self._destroy(self._table.all(), cause)
+        await self._destroy([*self._table.all(), *self._table.ending()], cause)
 
     async def close(self) -> None:
         """Destroy what is left because this manager ends, and stop the backend."""

@@ -62,6 +62,10 @@ class Table:
         """Return all live sandboxes."""
         return list(self._by_id.values())
 
+    def ending(self) -> list[Entry]:
+        """Return all that are being ended."""
+        return list(self._dying.values())
+
     def ids(self) -> Iterator[str]:
         """Yield the ids of all that live or are being ended."""
         yield from self._by_id

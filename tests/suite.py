@@ -103,6 +103,27 @@ class Suite:
         """The newest run."""
         return str(self.hone("runs", "--json")["runs"][0]["run_id"])
 
+    def run_folder(self, run_id: str) -> Path:
+        """Where the learner keeps a run."""
+        return Path(self.hone("runs", run_id, "--json")["run"]["output_dir"])
+
+
+def is_in(folder: Path, state: str) -> Callable[[], bool]:
+    """Looks for a run's state in its file, which costs less than a command."""
+
+    def check() -> bool:
+        run = json.loads((folder / "run.json").read_text())
+        assert run["state"] == state or run["state"] != "failed", run
+        return bool(run["state"] == state)
+
+    return check
+
+
+def has_steps(folder: Path, count: int) -> Callable[[], bool]:
+    """Looks for a number of steps in a run's metrics."""
+    told = folder / "metrics.jsonl"
+    return lambda: told.exists() and len(told.read_bytes().splitlines()) >= count
+
 
 def parsed(text: str) -> Any:
     """Reads output that is one JSON value, or the last of its JSON lines, or leaves it as it is."""

@@ -13,7 +13,7 @@ import pytest
 from logged import READERS
 
 from conftest import write_job
-from suite import Suite, running_suite, wait_until
+from suite import Suite, has_steps, is_in, running_suite, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.fault]
 
@@ -25,31 +25,16 @@ def start_run(suite: Suite, model: Path, *, steps: int, **changes: Any) -> str:
     return suite.run_id()
 
 
-def step_of(suite: Suite, run_id: str) -> int:
-    done = suite.hone("runs", run_id, "--json", ok=False)
-    return -1 if done.returncode else _steps(done.stdout)
-
-
-def _steps(text: str) -> int:
-    return len(json.loads(text).get("steps", []))
-
-
-def finished(suite: Suite, run_id: str) -> bool:
-    done = suite.hone("runs", run_id, "--json", ok=False)
-    assert '"state": "failed"' not in done.stdout, done.stdout + suite.logs()
-    return done.returncode == 0 and '"state": "completed"' in done.stdout
-
-
 def assert_whole(suite: Suite, run_id: str, steps: int) -> None:
     """Every step is there once and every invariant holds."""
-    assert step_of(suite, run_id) == steps
+    assert len(suite.hone("runs", run_id, "--json")["steps"]) == steps
     audit = suite.hone("audit", run_id, "--json")
     assert audit["findings"] == [], audit
 
 
 def assert_logged_once(suite: Suite, run_id: str, steps: int, loggers: Sequence[str]) -> None:
     """The run's file and every logger hold each step once."""
-    folder = Path(suite.hone("runs", run_id, "--json")["run"]["output_dir"])
+    folder = suite.run_folder(run_id)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(steps))
     for name in loggers:
@@ -71,15 +56,11 @@ def test_each_service_killed_once_in_one_run_loses_nothing(
     with running_suite(tmp_path, "--engine", "scripted") as suite:
         loggers = [name for name in ("tensorboard",) if find_spec(name)]
         run_id = start_run(suite, tiny_model, steps=steps, metrics={"loggers": loggers})
+        folder = suite.run_folder(run_id)
         for number, service in enumerate(SERVICES, start=1):
-            wait_until(
-                f"step {number}",
-                lambda number=number: step_of(suite, run_id) >= number,  # type: ignore[misc]
-                seconds=120,
-                suite=suite,
-            )
+            wait_until(f"step {number}", has_steps(folder, number), seconds=120, suite=suite)
             suite.signal(service, signal.SIGKILL)
-        wait_until("the end", lambda: finished(suite, run_id), seconds=120, suite=suite)
+        wait_until("the end", is_in(folder, "completed"), seconds=120, suite=suite)
         assert_whole(suite, run_id, steps)
         assert_logged_once(suite, run_id, steps, loggers)
 
@@ -87,13 +68,14 @@ def test_each_service_killed_once_in_one_run_loses_nothing(
 def test_log_away_for_ten_seconds_only_delays_the_run(tmp_path: Path, tiny_model: Path) -> None:
     with running_suite(tmp_path, "--engine", "scripted") as suite:
         run_id = start_run(suite, tiny_model, steps=6)
-        wait_until("the second step", lambda: step_of(suite, run_id) >= 1, seconds=60, suite=suite)
+        folder = suite.run_folder(run_id)
+        wait_until("the second step", has_steps(folder, 1), seconds=60, suite=suite)
         stopped = suite.signal("nats", signal.SIGSTOP)
         away_until = time.monotonic() + 10
         wait_until("ten seconds", lambda: time.monotonic() > away_until, seconds=20)
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-        wait_until("the end", lambda: finished(suite, run_id), seconds=120, suite=suite)
+        wait_until("the end", is_in(folder, "completed"), seconds=120, suite=suite)
         assert_whole(suite, run_id, 6)
 
 
@@ -102,20 +84,22 @@ def test_replica_stopped_past_its_lease_commits_nothing_when_it_wakes(
 ) -> None:
     with running_suite(tmp_path, "--engine", "scripted", "--replicas", "rollout=2") as suite:
         run_id = start_run(suite, tiny_model, steps=8)
-        wait_until("the second step", lambda: step_of(suite, run_id) >= 1, seconds=60, suite=suite)
+        folder = suite.run_folder(run_id)
+        wait_until("the second step", has_steps(folder, 1), seconds=60, suite=suite)
         sleeper = suite.pids("rollout")[0]
         os.kill(sleeper, signal.SIGSTOP)
         asleep_until = time.monotonic() + 12
         wait_until("twelve seconds", lambda: time.monotonic() > asleep_until, seconds=20)
         os.kill(sleeper, signal.SIGCONT)
-        wait_until("the end", lambda: finished(suite, run_id), seconds=120, suite=suite)
+        wait_until("the end", is_in(folder, "completed"), seconds=120, suite=suite)
         assert_whole(suite, run_id, 8)
 
 
 def test_suite_killed_whole_goes_on_where_it_was(tmp_path: Path, tiny_model: Path) -> None:
     with running_suite(tmp_path, "--engine", "scripted") as suite:
         run_id = start_run(suite, tiny_model, steps=6)
-        wait_until("the second step", lambda: step_of(suite, run_id) >= 1, seconds=60, suite=suite)
+        folder = suite.run_folder(run_id)
+        wait_until("the second step", has_steps(folder, 1), seconds=60, suite=suite)
         assert suite.launcher is not None
         suite.launcher.kill()
         suite.launcher.wait(20)
@@ -128,15 +112,12 @@ def test_ctrl_c_stops_after_the_step_and_resume_goes_on(tmp_path: Path, tiny_mod
     with running_suite(tmp_path, "--engine", "scripted") as suite:
         job = write_job(suite.folder, tiny_model, train={"max_steps": 8})
         command = suite.start_hone("train", str(job))
-        wait_until(
-            "the second step",
-            lambda: suite.hone("runs", "--json")["runs"] and step_of(suite, suite.run_id()) >= 1,
-            seconds=60,
-            suite=suite,
-        )
+        wait_until("the run", lambda: suite.hone("runs", "--json")["runs"], seconds=60, suite=suite)
+        run_id = suite.run_id()
+        has_stepped = has_steps(suite.run_folder(run_id), 1)
+        wait_until("the second step", has_stepped, seconds=60, suite=suite)
         command.send_signal(signal.SIGINT)
         command.wait(60)
-        run_id = suite.run_id()
         assert "--resume" in (suite.folder / "command.log").read_text()
         assert '"state": "stopped"' in suite.hone("runs", run_id, "--json", ok=False).stdout
         suite.hone("train", "--resume", run_id, "--json")

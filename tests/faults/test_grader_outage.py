@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conftest import RUN, write_job
-from suite import Suite, running_suite, wait_until
+from suite import has_steps, is_in, running_suite, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.fault]
 
@@ -93,11 +93,12 @@ def test_an_endpoint_that_is_down_for_thirty_seconds_costs_no_reward(
         )
         suite.hone("train", str(job), "--detach", "--json")
         run_id = suite.run_id()
+        folder = suite.run_folder(run_id)
 
         def steps() -> int:
-            return len(_run(suite, run_id).get("steps", []))
+            return len((folder / "metrics.jsonl").read_bytes().splitlines())
 
-        wait_until("the second step", lambda: steps() >= 1, seconds=60, suite=suite)
+        wait_until("the second step", has_steps(folder, 1), seconds=60, suite=suite)
         grader.down()
         before = steps()
         up_at = time.monotonic() + DOWN_SECONDS
@@ -109,9 +110,9 @@ def test_an_endpoint_that_is_down_for_thirty_seconds_costs_no_reward(
         assert steps() <= before + 1
         asked_before = len(grader.rollouts)
         grader.up()
-        wait_until("the end", lambda: _ended(suite, run_id), seconds=180, suite=suite)
+        wait_until("the end", is_in(folder, "completed"), seconds=180, suite=suite)
 
-        assert steps() == STEPS
+        assert len(suite.hone("runs", run_id, "--json")["steps"]) == STEPS
         rows = suite.hone("rollout", "--run", run_id, "--limit", "1000", "--json")["rollouts"]
         assert {row["outcome"] for row in rows} == {"scored"}
         # Each was graded as it was, not acted out again; each score has the endpoint's share.
@@ -120,17 +121,6 @@ def test_an_endpoint_that_is_down_for_thirty_seconds_costs_no_reward(
         assert {row["rollout_id"] for row in rows} == set(grader.rollouts)
         assert len(grader.rollouts) > asked_before
         assert suite.hone("audit", run_id, "--json")["findings"] == []
-
-
-def _run(suite: Suite, run_id: str) -> dict[str, Any]:
-    done = suite.hone("runs", run_id, "--json", ok=False)
-    return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
-
-
-def _ended(suite: Suite, run_id: str) -> bool:
-    state = _run(suite, run_id).get("run", {}).get("state")
-    assert state != "failed", suite.logs()
-    return bool(state == "completed")
 
 
 def scores_by_sample(rows: list[dict[str, Any]]) -> dict[int, set[float]]:

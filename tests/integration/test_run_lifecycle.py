@@ -3,14 +3,13 @@
 import hashlib
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import write_job
-from suite import Suite, wait_until
+from suite import Suite, has_steps, is_in, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -24,26 +23,6 @@ def shown(suite: Suite, run_id: str) -> dict[str, Any]:
     done = suite.hone("runs", run_id, "--json", ok=False)
     found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
     return found
-
-
-def folder_of(suite: Suite, run_id: str) -> Path:
-    return Path(shown(suite, run_id)["run"]["output_dir"])
-
-
-def is_in(folder: Path, state: str) -> Callable[[], bool]:
-    """Reads the run's file, which costs less than a command."""
-
-    def check() -> bool:
-        run = json.loads((folder / "run.json").read_text())
-        assert run["state"] != "failed", run
-        return bool(run["state"] == state)
-
-    return check
-
-
-def has_steps(folder: Path, count: int) -> Callable[[], bool]:
-    told = folder / "metrics.jsonl"
-    return lambda: told.exists() and len(told.read_bytes().splitlines()) >= count
 
 
 def weights_of(folder: Path) -> str:
@@ -89,10 +68,10 @@ def test_learner_told_to_shut_down_goes_on_to_the_weights_of_an_undisturbed_run(
 ) -> None:
     suite = scripted_suite
     job = write_job(suite.folder, tiny_model, train={"max_steps": 5, "schedule": "linear"})
-    calm = folder_of(suite, start(suite, job))
+    calm = suite.run_folder(start(suite, job))
     wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
     run_id = start(suite, job)
-    disturbed = folder_of(suite, run_id)
+    disturbed = suite.run_folder(run_id)
     wait_until("two steps", has_steps(disturbed, 2), seconds=120, suite=suite)
     shut_down(suite)
     wait_until("the end", is_in(disturbed, "completed"), seconds=120, suite=suite)
@@ -105,7 +84,7 @@ def test_supervised_run_told_to_shut_down_keeps_the_steps_that_no_checkpoint_hel
 ) -> None:
     suite = scripted_suite
     job = sft_job(suite.folder, tiny_model)
-    calm = folder_of(suite, start(suite, job, verb="sft"))
+    calm = suite.run_folder(start(suite, job, verb="sft"))
     wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
     watching = suite.start_hone("sft", str(job), "--json")
     log = suite.folder / "command.log"
@@ -170,7 +149,7 @@ def test_run_that_was_stopped_goes_back_and_trains_on(
     suite = scripted_suite
     train = {"max_steps": 30, "batch_size": 1, "max_staleness": 1, "keep_checkpoints": 99}
     run_id = start(suite, write_job(suite.folder, tiny_model, train=train))
-    wait_until("two steps", has_steps(folder_of(suite, run_id), 2), seconds=120, suite=suite)
+    wait_until("two steps", has_steps(suite.run_folder(run_id), 2), seconds=120, suite=suite)
     suite.hone("stop", run_id)
     suite.hone("stop", run_id)
     at = shown(suite, run_id)["run"]["step"]

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := libs/trajectory libs/servicekit libs/eventbus libs/runspec libs/modelstore \
 	services/learner services/rollout services/tool_gateway services/sandbox services/grader \
-	services/critic services/console tools
+	services/critic services/memory services/console tools
 SOURCES := libs services
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1

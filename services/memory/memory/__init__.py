@@ -1,0 +1,1 @@
+"""Memories that learn how useful they are (MemRL); see README.md."""

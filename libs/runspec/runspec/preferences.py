@@ -1,6 +1,7 @@
 r"""Preference rows in JSONL: two responses to one prompt, of which the first was preferred.
 
     {"prompt": text or messages, "chosen": text or messages, "rejected": ..., "tools": optional, "margin": optional}
+    beside them, optional: how sure a judge is that the first is better; see `soft_labels`
     {"chosen": messages, "rejected": messages}          what both begin with is the prompt
     {"chosen": "\n\nHuman: ...\n\nAssistant: ...", "rejected": ...}    the same, as hh-rlhf has it
 
@@ -17,11 +18,12 @@ from runspec.jsonl import Row
 from runspec.messages import read_messages, read_tools
 from runspec.problems import described, nearest
 from runspec.rows import RowProblems, parse_rows
+from runspec.soft_labels import FIRST_SHOWN, HARD, SOFT_LABEL, read_soft_label
 from trajectory.types import ChatMessage, Role, ToolDefinition
 
 _PROMPT_KEYS = ("prompt", "messages")
 _SIDES = ("chosen", "rejected")
-_KEYS = (*_PROMPT_KEYS, *_SIDES, "tools", "margin")
+_KEYS = (*_PROMPT_KEYS, *_SIDES, "tools", "margin", SOFT_LABEL, FIRST_SHOWN)
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 _SPEAKERS = {"Human": Role.USER, "Assistant": Role.ASSISTANT}
 
@@ -40,6 +42,8 @@ class PreferenceRow:
     tools: tuple[ToolDefinition, ...] = ()
     margin: float = 0.0
     """By how much the chosen one should be ahead, in units of the reward; at least 0."""
+    soft_label: float = HARD
+    """Probability that the chosen one is better; under 0.5 a judge holds the rejected one for better."""
 
 
 def parse_preferences(data: bytes, *, source: str) -> list[PreferenceRow]:
@@ -68,6 +72,7 @@ def _read(row: Row, errors: RowProblems) -> PreferenceRow | None:
     margin = row.value.get("margin")
     if margin is not None and not _is_margin(margin):
         note("margin", f"found {described(margin)}, expected a number from 0 to below 1e9")
+    soft_label = read_soft_label(row.value, note)
     said_tools = row.value.get("tools")
     tools = read_tools(said_tools, "tools", note) if said_tools is not None else ()
     if len(errors.found) > before:
@@ -93,6 +98,7 @@ def _read(row: Row, errors: RowProblems) -> PreferenceRow | None:
         rejected=rejected,
         tools=tools,
         margin=float(margin) if isinstance(margin, int | float) else 0.0,
+        soft_label=soft_label,
     )
 
 
@@ -112,7 +118,10 @@ def _check_keys(row: Row, note: Note) -> None:
             hint = f"; did you mean {side} by {meant}?" if meant else ""
             note(side, f"missing; the row has {has}{hint}")
     for name in others:
-        meant = nearest(name, ("tools", "margin"))
+        # Rows of others may have a column `label`, which is no typing error.
+        meant = nearest(name, ("tools", "margin")) or nearest(
+            name, (SOFT_LABEL, FIRST_SHOWN), cutoff=0.7
+        )
         if meant is not None:
             note(name, f"unknown key; did you mean {meant}?")
     if all(row.value.get(key) is not None for key in _PROMPT_KEYS):

@@ -81,9 +81,9 @@ class RowErrors(ValueError):
         return found
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Finds the known word that a typing error most likely meant."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Finds the known word that a typing error most likely meant; `cutoff` is how alike they must be, from 0 to 1."""
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=cutoff)
     return close[0] if close else None
 
 

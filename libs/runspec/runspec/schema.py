@@ -202,7 +202,7 @@ class TrainSpec(Section):
     beta: float = Field(default=0.1, gt=0, le=100)
     """For dpo: how closely the policy keeps to the reference, as the weight of the KL that the loss stands for."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """For dpo: share of pairs that are taken to be labelled the wrong way round."""
+    """For dpo: share of pairs that are taken to be labelled the wrong way round; soft labels may be so too."""
     updates_per_step: int = Field(default=1, ge=1, le=64)
     """Optimiser updates per batch of rollouts."""
     checkpoint_every_steps: int = Field(default=1, ge=1)

@@ -156,9 +156,11 @@ def _learn(trainer: Trainer, algorithm: str, groups: list[list[ScoredRollout]]) 
         trainer.sft_step([row for member in members for row in member.rows])
         return
     sides = zip(members[::2], members[1::2], strict=False)
-    trainer.preference_step(
-        [Pair(chosen=one.rows[:1], rejected=other.rows[:1], margin=0.0) for one, other in sides]
-    )
+    pairs = [
+        Pair(chosen=one.rows[:1], rejected=other.rows[:1], soft_label=(1.0, 0.8, 0.3)[index % 3])
+        for index, (one, other) in enumerate(sides)
+    ]
+    trainer.preference_step(pairs)
 
 
 def take_step(

@@ -30,6 +30,7 @@ class RenderedPair:
     chosen: Rows
     rejected: Rows
     margin: float
+    soft_label: float
 
 
 class RowRenderer:
@@ -85,7 +86,14 @@ class RowRenderer:
                 self._response(f"{field} row {number}, {side}", row, messages)
                 for side, messages in (("chosen", row.chosen), ("rejected", row.rejected))
             )
-            made.append(RenderedPair(chosen=chosen, rejected=rejected, margin=row.margin))
+            made.append(
+                RenderedPair(
+                    chosen=chosen,
+                    rejected=rejected,
+                    margin=row.margin,
+                    soft_label=row.soft_label,
+                )
+            )
         return made
 
     def _imitated(self, place: str, row: SftRow) -> Rows:

@@ -151,7 +151,13 @@ class Session:
 
 def _pairs(rendered: Sequence[RenderedPair]) -> list[Pair]:
     return [
-        Pair(chosen=pair.chosen, rejected=pair.rejected, margin=pair.margin) for pair in rendered
+        Pair(
+            chosen=pair.chosen,
+            rejected=pair.rejected,
+            margin=pair.margin,
+            soft_label=pair.soft_label,
+        )
+        for pair in rendered
     ]
 
 

@@ -271,6 +271,7 @@ def test_dpo_of_equal_responses_is_log_two_and_the_gradient_is_beta_over_two() -
             pair_T=torch.tensor([0, 0]),
             chosen_T=torch.tensor([True, False]),
             margin_T=zeros,
+            label_T=torch.ones(2, dtype=torch.float64),
         ),
     )
     loss = Dpo(DpoSettings(beta=0.25)).token_loss(tokens).loss_P

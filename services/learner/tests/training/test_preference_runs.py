@@ -37,8 +37,8 @@ SCORING = {"max_steps": 15, "batch_size": 12, "learning_rate": 1e-2, "value_lear
 WORDS = ["answer", "is", "apples", "boxes", "the", "left", "many", "how"]
 
 
-def pairs(seed: int, count: int) -> bytes:
-    """Rows whose chosen response ends with other words than the rejected one."""
+def pairs(seed: int, count: int, *, soft: bool = False) -> bytes:
+    """Rows whose chosen response ends with other words than the rejected one; soft: a judge says which is better."""
     rng = random.Random(seed)
 
     def text(last: str) -> str:
@@ -53,7 +53,19 @@ def pairs(seed: int, count: int) -> bytes:
         }
         for _ in range(count)
     ]
+    if soft:
+        rows = [_judged(row, index) for index, row in enumerate(rows)]
     return b"\n".join(json.dumps(row).encode() for row in rows)
+
+
+def _judged(row: dict[str, Any], index: int) -> dict[str, Any]:
+    """The same comparison as a judge tells it: of every other row the better response is the rejected one."""
+    kept = {"prompt": row["prompt"]}
+    if index % 2 == 0:
+        sides = {"chosen": row["chosen"], "rejected": row["rejected"]}
+        return kept | sides | {"first_shown_probabilities": [0.95, 0.15]}
+    turned = {"chosen": row["rejected"], "rejected": row["chosen"]}
+    return kept | turned | {"soft_label": 0.1}
 
 
 class Report:
@@ -95,9 +107,11 @@ class Desk:
         self._model = model
         self.bus = MemoryBus()
 
-    def run_of(self, algorithm: str, run_id: str = "r-1", **changes: Any) -> Run:
-        train, _ = self.datasets.store("preferences", pairs(1, 24))
-        held_out, _ = self.datasets.store("preferences", pairs(2, 12))
+    def run_of(
+        self, algorithm: str, run_id: str = "r-1", *, soft: bool = False, **changes: Any
+    ) -> Run:
+        train, _ = self.datasets.store("preferences", pairs(1, 24, soft=soft))
+        held_out, _ = self.datasets.store("preferences", pairs(2, 12, soft=soft))
         spec = RunSpec.model_validate(
             {
                 "algorithm": algorithm,
@@ -183,14 +197,35 @@ async def test_run_of_full_weights_leaves_a_model_to_start_from(desk: Desk) -> N
     assert len(moved) == len(base.state_dict())
 
 
+@pytest.mark.parametrize("algorithm", ["dpo", "reward_model"])
+async def test_run_learns_what_a_judge_prefers_whichever_side_the_row_has_it_on(
+    desk: Desk, algorithm: str
+) -> None:
+    train = SCORING if algorithm == "reward_model" else {**SCORING, "value_learning_rate": 1e-3}
+    ended, report = await desk.carry_out(desk.run_of(algorithm, soft=True, train=train))
+    first = report.metrics[0]
+    assert ended["eval/rewards/accuracies"] >= 0.9
+    assert ended["eval/rewards/margins"] > first["eval/rewards/margins"] + 0.2
+    assert first["eval/loss"] > ended["eval/loss"] > ended["eval/labels/entropy"]
+    assert ended["eval/labels/probability"] == pytest.approx(0.9)
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "train"),
-    [("dpo", {}), ("reward_model", {}), ("dpo", FULL), ("reward_model", FULL)],
+    ("algorithm", "train", "soft"),
+    [
+        ("dpo", {}, False),
+        ("reward_model", {}, False),
+        ("dpo", {}, True),
+        ("reward_model", {}, True),
+        ("dpo", FULL, False),
+        ("reward_model", FULL, False),
+    ],
 )
 async def test_stopped_run_goes_on_as_if_it_had_not_been(
-    desk: Desk, algorithm: str, train: dict[str, Any]
+    desk: Desk, algorithm: str, train: dict[str, Any], soft: bool
 ) -> None:
-    changes = {"train": train} if train else {}
+    changes: dict[str, Any] = {"train": train} if train else {}
+    changes["soft"] = soft
     straight, _ = await desk.carry_out(desk.run_of(algorithm, "straight", **changes))
     run = desk.run_of(algorithm, "stopped", **changes)
     nothing, first = await desk.carry_out(run, stop_after=1)

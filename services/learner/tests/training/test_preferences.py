@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def _tokens(chosen: list[bool], **said: list[float]) -> ScoredTokens:
             pair_T=torch.zeros(size, dtype=torch.long),
             chosen_T=torch.tensor(chosen),
             margin_T=_double(said.get("margin", [0.0] * size)),
+            label_T=_double(said.get("label", [1.0] * size)),
         ),
     )
 
@@ -119,8 +121,8 @@ def _row(prompt: list[int], said: list[int]) -> RenderedRow:
     return RenderedRow(token_ids=tuple(prompt + said), loss_mask=tuple(mask))
 
 
-def make_pairs(seed: int, count: int = 6) -> list[Pair]:
-    """Pairs that share a prompt, with forks and a repeat; chosen ones favour low ids."""
+def make_pairs(seed: int, count: int = 6, *, soft: bool = False) -> list[Pair]:
+    """Pairs that share a prompt, with forks and a repeat; chosen ones favour low ids. Some labels may be soft."""
     rng = random.Random(seed)
 
     def text(low: int, high: int) -> list[int]:
@@ -137,6 +139,7 @@ def make_pairs(seed: int, count: int = 6) -> list[Pair]:
                 chosen=tuple(chosen),
                 rejected=(_row(prompt, text(300, 330)),),
                 margin=0.25 * (index % 2),
+                soft_label=(1.0, 0.8, 0.3)[index % 3] if soft else 1.0,
             )
         )
     return [*pairs[:-1], pairs[0]]
@@ -144,9 +147,7 @@ def make_pairs(seed: int, count: int = 6) -> list[Pair]:
 
 def _flat(pairs: list[Pair]) -> list[Pair]:
     """The same without forks, for reward models."""
-    return [
-        Pair(chosen=pair.chosen[:1], rejected=pair.rejected, margin=pair.margin) for pair in pairs
-    ]
+    return [replace(pair, chosen=pair.chosen[:1]) for pair in pairs]
 
 
 def _trainer(policy: Policy, *, max_nodes: int = 1024, rate: float = 1e-2) -> Trainer:
@@ -208,8 +209,9 @@ def _assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor
         assert error < 1e-4, (name, error)
 
 
-def test_dpo_gradient_is_the_formula_written_out(make_policy: MakePolicy) -> None:
-    policy, pairs = make_policy(), make_pairs(1)
+@pytest.mark.parametrize("soft", [False, True])
+def test_dpo_gradient_is_the_formula_written_out(make_policy: MakePolicy, soft: bool) -> None:
+    policy, pairs = make_policy(), make_pairs(1, soft=soft)
     loss = torch.tensor(0.0)
     for pair in pairs:
         chosen = sum(_logprob(policy.model, row) for row in pair.chosen)
@@ -218,7 +220,9 @@ def test_dpo_gradient_is_the_formula_written_out(make_policy: MakePolicy) -> Non
             before = sum(_logprob(reference, row) for row in pair.chosen)
             before = before - sum(_logprob(reference, row) for row in pair.rejected)
         ahead = 0.1 * (chosen - rejected - before) - pair.margin
-        loss = loss - torch.log(torch.sigmoid(torch.as_tensor(ahead))) / len(pairs)
+        won = torch.sigmoid(torch.as_tensor(ahead))
+        said = pair.soft_label * torch.log(won) + (1 - pair.soft_label) * torch.log(1 - won)
+        loss = loss - said / len(pairs)
     loss.backward()  # type: ignore[no-untyped-call]
     wanted = _gradients(policy)
     trainer = _trainer(make_policy())
@@ -227,11 +231,12 @@ def test_dpo_gradient_is_the_formula_written_out(make_policy: MakePolicy) -> Non
     assert again.preference_step(pairs)["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
+@pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("scored", [False, True])
 def test_gradient_is_the_same_however_the_pairs_are_split(
-    make_policy: MakePolicy, scored: bool
+    make_policy: MakePolicy, scored: bool, soft: bool
 ) -> None:
-    pairs = _flat(make_pairs(2)) if scored else make_pairs(2)
+    pairs = _flat(make_pairs(2, soft=soft)) if scored else make_pairs(2, soft=soft)
     found = []
     for max_nodes in (4096, 60, 1):
         policy = make_policy(score_head=scored)
@@ -329,7 +334,8 @@ def test_run_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(
     make_policy: MakePolicy, tmp_path: Path, scored: bool
 ) -> None:
     settings: dict[str, object] = {"fresh": True, "score_head": scored}
-    batches = [_flat(make_pairs(step)) if scored else make_pairs(step) for step in range(4)]
+    made = [make_pairs(step, soft=True) for step in range(4)]
+    batches = [_flat(pairs) for pairs in made] if scored else made
     straight = _trainer(make_policy(**settings))
     figures = [straight.preference_step(pairs) for pairs in batches]
     first = _trainer(make_policy(**settings))

@@ -49,9 +49,16 @@ class PairTokens:
 
     pair_T: torch.Tensor
     chosen_T: torch.Tensor
-    """Whether it is of the response that was preferred."""
+    """Whether it is of the response that the row calls chosen."""
     margin_T: torch.Tensor
     """By how much that one should be ahead."""
+    label_T: torch.Tensor
+    """Probability that it is the better one; 1 where the row says no more than which was chosen."""
+
+    @property
+    def likelier_T(self) -> torch.Tensor:
+        """Whether it is of the response that the label holds for the better one; at 0.5 of the chosen one."""
+        return self.chosen_T ^ (self.label_T < 0.5)
 
     def at(self, tokens_P: torch.Tensor) -> "PairTokens":
         """Returns these tokens' part."""
@@ -59,6 +66,7 @@ class PairTokens:
             pair_T=self.pair_T[tokens_P],
             chosen_T=self.chosen_T[tokens_P],
             margin_T=self.margin_T[tokens_P],
+            label_T=self.label_T[tokens_P],
         )
 
     def to(self, device: torch.device) -> "PairTokens":
@@ -67,6 +75,7 @@ class PairTokens:
             pair_T=self.pair_T.to(device),
             chosen_T=self.chosen_T.to(device),
             margin_T=self.margin_T.to(device),
+            label_T=self.label_T.to(device),
         )
 
 

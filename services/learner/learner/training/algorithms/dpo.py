@@ -1,10 +1,16 @@
 """DPO: preferences without a reward model or rollouts (arXiv:2305.18290, eq. 7).
 
     r(y)  = beta * sum over the policy tokens of y of (log pi - log pi_ref)
-    l     = -(1 - e) log sigmoid(r(chosen) - r(rejected) - margin) - e log sigmoid(r(rejected) - r(chosen) + margin)
+    ahead = r(chosen) - r(rejected) - margin
+    l(x)  = -(1 - e) log sigmoid(x) - e log sigmoid(-x)
+    L     = p l(ahead) + (1 - p) l(-ahead)
 
-e is the label smoothing (conservative DPO; 0 by default), the margin an offset of the pair (ODPO, arXiv:2402.10571; 0
-where a row has none). What both responses begin with cancels out and is computed once.
+e is the label smoothing (0 by default), the margin an offset of the pair (ODPO, arXiv:2402.10571; 0 where a row has
+none), p the soft label of a row, the probability that chosen is better (1 where a row has none). Conservative DPO takes
+each label to be the wrong way round with probability e (Mitchell 2023, "A note on DPO with noisy preferences"; not
+robust DPO, arXiv:2403.00409, which divides that noise out). A soft label is a share of hard ones, each of which may be
+wrong, so the loss is cross-entropy against q = (1 - e) p + e (1 - p). What both responses begin with cancels out and is
+computed once.
 
 Shapes: P policy tokens of a micro-batch.
 """
@@ -15,7 +21,13 @@ from dataclasses import dataclass
 import torch
 
 from learner.training.algorithms.base import Batch, FirstPass, ScoredTokens, Targets, TokenLoss
-from learner.training.algorithms.pairs import Pair, bradley_terry_loss, pair_batch, side_sums
+from learner.training.algorithms.pairs import (
+    Pair,
+    bradley_terry_loss,
+    expected_loss,
+    pair_batch,
+    side_sums,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +81,12 @@ class Dpo:
             self._settings.beta * ratio_P for ratio_P in (ratios.chosen_P, ratios.rejected_P)
         )
         ahead_P = chosen_P - rejected_P - pairs.margin_T
-        loss_P = bradley_terry_loss(ahead_P)
+        won_P, lost_P = bradley_terry_loss(ahead_P), bradley_terry_loss(-ahead_P)
         if smoothing > 0:
-            loss_P = (1 - smoothing) * loss_P + smoothing * bradley_terry_loss(-ahead_P)
+            won_P, lost_P = (
+                (1 - smoothing) * won_P + smoothing * lost_P,
+                (1 - smoothing) * lost_P + smoothing * won_P,
+            )
+        loss_P = expected_loss(pairs.label_T, won_P, lost_P)
         rewards_P = torch.where(pairs.chosen_T, chosen_P, rejected_P).detach()
         return TokenLoss(loss_P=loss_P, rewards_P=rewards_P)

@@ -1,7 +1,9 @@
 """Reward model: a score for a whole conversation, learned from comparisons (arXiv:2203.02155, eq. 1).
 
-    l = -log sigmoid(r(chosen) - r(rejected) - margin)
+    ahead = r(chosen) - r(rejected) - margin
+    L     = -p log sigmoid(ahead) - (1 - p) log sigmoid(-ahead)
 
+p is the soft label of a row, the probability that chosen is better (1 where a row has none).
 The score is a linear head without a bias on the hidden state of the conversation's last token. A row carries one more
 token than the conversation, which no one reads: it marks the state to be scored, wherever padding lies.
 
@@ -15,7 +17,13 @@ import numpy as np
 import torch
 
 from learner.training.algorithms.base import Batch, FirstPass, ScoredTokens, Targets, TokenLoss
-from learner.training.algorithms.pairs import Pair, bradley_terry_loss, pair_batch, side_sums
+from learner.training.algorithms.pairs import (
+    Pair,
+    bradley_terry_loss,
+    expected_loss,
+    pair_batch,
+    side_sums,
+)
 from learner.training.rows import MaskedRow
 
 
@@ -68,11 +76,7 @@ class RewardModel:
             if not len(chosen.token_ids) or not len(rejected.token_ids):
                 raise ValueError(f"pair {index}: a conversation holds no token")
             marked.append(
-                Pair(
-                    chosen=(ScoredRow.of(chosen),),
-                    rejected=(ScoredRow.of(rejected),),
-                    margin=pair.margin,
-                )
+                replace(pair, chosen=(ScoredRow.of(chosen),), rejected=(ScoredRow.of(rejected),))
             )
         batch = pair_batch(marked)
         return replace(batch, real_T=np.zeros(batch.tokens.num_tokens, dtype=bool))
@@ -86,6 +90,9 @@ class RewardModel:
         assert tokens.values_P is not None and tokens.pairs is not None
         pairs = tokens.pairs
         scores = side_sums(tokens.values_P, pairs)
-        loss_P = bradley_terry_loss(scores.chosen_P - scores.rejected_P, pairs.margin_T)
+        ahead_P = scores.chosen_P - scores.rejected_P - pairs.margin_T
+        loss_P = expected_loss(
+            pairs.label_T, bradley_terry_loss(ahead_P), bradley_terry_loss(-ahead_P)
+        )
         rewards_P = torch.where(pairs.chosen_T, scores.chosen_P, scores.rejected_P).detach()
         return TokenLoss(loss_P=loss_P, rewards_P=rewards_P)

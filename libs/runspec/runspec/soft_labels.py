@@ -1,7 +1,7 @@
 """Soft labels of preference rows: how likely the chosen response is the better one, as a judge says (arXiv:2309.00267).
 
-    {"soft_label": p}                        p is the probability that chosen is better
-    {"first_shown_probabilities": [a, b]}    that the response shown first is: a with chosen first, b with rejected first
+    {"soft_label": p}                        p: the probability that chosen is better
+    {"first_shown_probabilities": [a, b]}    that the response shown first is; a: chosen first, b: rejected first
 
 A judge leans to one of the two places, whatever stands there. Asked in both orders, its two probabilities of the same
 response are averaged (RLAIF, sec. 2.1). A label under 0.5 says that the judge holds rejected for the better one.

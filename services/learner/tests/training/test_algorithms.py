@@ -84,11 +84,13 @@ class TestSharedCases:
             assert torch.allclose(advantages, wanted, rtol=0, atol=found["tol"])
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-    @pytest.mark.parametrize("name", ["all_equal_ones", "all_equal_zero", "all_equal_0.35"])
+    @pytest.mark.parametrize(
+        "name", ["grpo_adv_all_equal_ones", "grpo_adv_all_equal_zero", "grpo_adv_all_equal_0.35"]
+    )
     def test_equal_rewards_give_exactly_zero(
         self, case: Any, name: str, dtype: torch.dtype
     ) -> None:
-        rewards = torch.tensor(case(f"grpo_adv_{name}")["inputs"]["rewards"], dtype=dtype)
+        rewards = torch.tensor(case(name)["inputs"]["rewards"], dtype=dtype)
         assert not group_advantages(rewards).any()
 
     def test_groups_are_normalised_apart(self, case: Any) -> None:

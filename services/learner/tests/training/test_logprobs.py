@@ -9,6 +9,7 @@ import torch
 
 from learner.ports import ScoredRollout
 from learner.training.attention import tree_layout
+from learner.training.head import pair_logprobs
 from learner.training.logprobs import PlainScorer, Scorer, TreeMicrobatch, TreeScorer, choose_scorer
 from learner.training.model import Policy
 from learner.training.rows import PolicyTokens, policy_tokens
@@ -50,6 +51,15 @@ def _assert_same_gradients(
 ) -> None:
     for name, gradient in right.items():
         assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+
+
+def test_entropy_is_the_shared_case(case: Callable[[str], Any]) -> None:
+    found = case("entropy")
+    hidden = torch.tensor([found["inputs"]["logits"]], requires_grad=True)
+    first, output = torch.tensor([0]), torch.eye(hidden.shape[1])
+    _, entropy = pair_logprobs(hidden, output, first, first, 1.0)
+    # The case is in float64, scores are in float32.
+    assert entropy.tolist() == pytest.approx([found["expected"]["entropy"]], abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -280,5 +280,6 @@ def _datasets(path: Path) -> Any:
             "pip install datasets, or give a JSONL file"
         ) from error
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity_error()
+    # What it logs as an error it raises too, and whoever reads rows says it.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets

@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -250,11 +251,19 @@ def test_what_json_cannot_hold_is_named_and_times_are_texts(datasets: Any, tmp_p
     )
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
-def test_file_that_cannot_be_read_says_why(datasets: Any, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"PAR1 but not really")
-    with pytest.raises(DataFileError, match=f"{name} cannot be read as"):
-        read_rows_of(tmp_path / name, "data.train")
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.csv"])
+def test_file_that_cannot_be_read_says_why_once(
+    datasets: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    (tmp_path / name).write_bytes(b'PAR1,but\n1,2,3\n"not really')
+    logger = logging.getLogger("datasets")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(DataFileError, match=f"{name} cannot be read as"):
+            read_rows_of(tmp_path / name, "data.train")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert caplog.messages == []
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DataFileError, match="nothing holds no data set"):
         read_rows_of(tmp_path / "nothing", "data.train")

@@ -51,7 +51,7 @@ def print_rollouts(rollouts: Sequence[console_pb2.RolloutSummary]) -> None:
 
 
 def slot_of(item: console_pb2.RolloutSummary) -> str:
-    """phase/step/group/sample, with the attempt where it is not the first."""
+    """phase/step/group/sample, each as the log has it, from 0; with the attempt where it is not the first."""
     phase = enum_word(item.slot.DESCRIPTOR.fields_by_name["phase"], item.slot.phase)
     text = f"{phase}/{item.slot.step}/{item.slot.group_index}/{item.slot.sample_index}"
     return f"{text} attempt {item.attempt}" if item.attempt else text
@@ -78,7 +78,7 @@ def print_rollout(reply: console_pb2.GetRolloutResponse) -> None:
         ("policy version", str(item.policy_version)),
         (
             "trained in step",
-            str(reply.trained_in_step) if reply.HasField("trained_in_step") else "none so far",
+            str(reply.trained_in_step + 1) if reply.HasField("trained_in_step") else "none so far",
         ),
     ]
     for name, value in facts:

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from console.audit_log import Attempt, RunLog
 from console.facts import RolloutFinished
+from console.wording import step_number
 from trajectory.types import Phase, Slot
 
 
@@ -23,9 +24,8 @@ class Violation:
 
 
 def _name(slot: Slot) -> str:
-    return (
-        f"{slot.phase.value}/step {slot.step}/group {slot.group_index}/sample {slot.sample_index}"
-    )
+    """phase/step/group/sample, each as the log has it: from 0."""
+    return f"{slot.phase.value}/{slot.step}/{slot.group_index}/{slot.sample_index}"
 
 
 def _slot_without_outcome(log: RunLog) -> Iterator[Violation]:
@@ -49,8 +49,8 @@ def _planned_slot_not_requested(log: RunLog) -> Iterator[Violation]:
         found = requested[plan.phase, plan.step]
         if found < plan.num_slots:
             yield Violation(
-                detail=f"{plan.phase.value} step {plan.step} planned {plan.num_slots} slots, "
-                f"{found} were requested"
+                detail=f"{plan.phase.value} step {step_number(plan.step, plan.phase)} planned "
+                f"{plan.num_slots} slots, {found} were requested"
             )
 
 
@@ -163,7 +163,7 @@ def _slot_trained_twice(log: RunLog) -> Iterator[Violation]:
             what = f"slot {_name(key)}" if isinstance(key, Slot) else f"rollout {key}"
             yield Violation(
                 detail=f"{what} was trained {len(uses)} times, in steps "
-                f"{', '.join(str(step) for step, _ in uses)}",
+                f"{', '.join(str(step_number(step)) for step, _ in uses)}",
                 rollout_ids=tuple(dict.fromkeys(rollout_id for _, rollout_id in uses)),
             )
 
@@ -176,7 +176,7 @@ def _trained_without_score(log: RunLog) -> Iterator[Violation]:
         if not scored:
             outcome = attempt.outcome if attempt is not None else "unknown to the log"
             yield Violation(
-                detail=f"step {step} trained on rollout {rollout_id}, which had no score by then "
+                detail=f"step {step_number(step)} trained on rollout {rollout_id}, which had no score by then "
                 f"(it is {outcome})",
                 rollout_ids=(rollout_id,),
             )
@@ -189,7 +189,7 @@ def _trained_old_attempt(log: RunLog) -> Iterator[Violation]:
         current = log.current(attempt.slot)
         if current.attempt > attempt.attempt:
             yield Violation(
-                detail=f"step {step} trained on rollout {rollout_id}, attempt {attempt.attempt} of "
+                detail=f"step {step_number(step)} trained on rollout {rollout_id}, attempt {attempt.attempt} of "
                 f"slot {_name(attempt.slot)}, whose current attempt is {current.attempt}",
                 rollout_ids=(rollout_id, current.rollout_id),
             )
@@ -199,7 +199,7 @@ def _trained_evaluation_rollout(log: RunLog) -> Iterator[Violation]:
     for _, step, rollout_id, attempt in _uses(log):
         if attempt and attempt.slot and attempt.slot.phase is Phase.EVALUATE:
             yield Violation(
-                detail=f"step {step} trained on rollout {rollout_id}, which was made to evaluate",
+                detail=f"step {step_number(step)} trained on rollout {rollout_id}, which was made to evaluate",
                 rollout_ids=(rollout_id,),
             )
 
@@ -207,7 +207,8 @@ def _trained_evaluation_rollout(log: RunLog) -> Iterator[Violation]:
 def _steps_not_consecutive(log: RunLog) -> Iterator[Violation]:
     for before, after in pairwise(fact.step for _, fact in log.trained):
         if after != before + 1:
-            yield Violation(detail=f"step {after} was trained after step {before}")
+            detail = f"step {step_number(after)} was trained after step {step_number(before)}"
+            yield Violation(detail=detail)
 
 
 def _policy_version_not_monotone(log: RunLog) -> Iterator[Violation]:
@@ -217,8 +218,8 @@ def _policy_version_not_monotone(log: RunLog) -> Iterator[Violation]:
     for earlier, later in pairwise(fact for _, fact in log.trained):
         if later.policy_version <= earlier.policy_version:
             yield Violation(
-                detail=f"step {later.step} made policy version {later.policy_version} after step "
-                f"{earlier.step} had made {earlier.policy_version}"
+                detail=f"step {step_number(later.step)} made policy version {later.policy_version} "
+                f"after step {step_number(earlier.step)} had made {earlier.policy_version}"
             )
 
 
@@ -284,7 +285,7 @@ def _trained_beyond_staleness(log: RunLog) -> Iterator[Violation]:
             acted = [v for e in (attempt.finishes if attempt else []) for v in _versions(e.fact)]
             if acted and min(acted) < current - allowed:
                 yield Violation(
-                    detail=f"step {fact.step} trained on rollout {rollout_id}, which acted with "
+                    detail=f"step {step_number(fact.step)} trained on rollout {rollout_id}, which acted with "
                     f"policy version {min(acted)} when {current} was current; max_staleness is "
                     f"{allowed}",
                     rollout_ids=(rollout_id,),
@@ -310,8 +311,9 @@ def _asked_ahead_of_staleness(log: RunLog) -> Iterator[Violation]:
             untrained.add(step)
         if len(untrained) > allowed:
             yield Violation(
-                detail=f"rollout {rollout_id} of step {step} was requested while steps "
-                f"{', '.join(map(str, sorted(untrained)))} were asked for and not trained; "
+                detail=f"rollout {rollout_id} of step {step_number(step)} was requested while steps "
+                f"{', '.join(str(step_number(other)) for other in sorted(untrained))} were asked for "
+                "and not trained; "
                 f"max_staleness {allowed - 1} allows {allowed} such steps",
                 rollout_ids=(rollout_id,),
             )

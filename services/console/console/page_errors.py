@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from console.archive_reader import ResultCount
 from console.markup import Child, tag
 from console.page_layout import table
+from console.wording import step_number
 
 RESULTS = (
     "success",
@@ -36,7 +37,8 @@ def errors_section(found: Sequence[ResultCount], link: Callable[[str], str]) -> 
         return None
     by_step: dict[str, list[ResultCount]] = {}
     for count in found:
-        name = f"{count.phase} {count.step}" if count.phase else "not said"
+        step = step_number(count.step, count.phase)
+        name = f"{count.phase} {step}" if count.phase else "not said"
         by_step.setdefault(name, []).append(count)
     shown = list(by_step.items())[-MAX_STEPS:]
     rows = [_row(name, counts, link) for name, counts in [("all", found), *shown]]

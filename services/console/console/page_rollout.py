@@ -9,7 +9,7 @@ from console.page_layout import badge, page, strip, table
 from console.page_runs import run_path, slot_text, trace_path
 from console.span_tree import SpanTree
 from console.views import RolloutView
-from console.wording import clipped, duration, number, pretty_json
+from console.wording import clipped, duration, number, pretty_json, step_number
 from trajectory.types import (
     ChatMessage,
     Failure,
@@ -33,7 +33,7 @@ def rollout_page(view: RolloutView, attempts: Sequence[RolloutEntry]) -> bytes:
         tag("div", entry.rollout_id, class_="mono quiet"),
         strip(
             ("Task", entry.task_id),
-            ("Slot (phase step / group / sample)", slot_text(entry)),
+            ("Slot (phase step / group / sample, from 0)", slot_text(entry)),
             ("Policy version", str(entry.policy_version)),
             ("Turns", str(entry.turn_count)),
             ("Tool calls", str(entry.tool_call_count)),
@@ -42,7 +42,7 @@ def rollout_page(view: RolloutView, attempts: Sequence[RolloutEntry]) -> bytes:
             ("Stopped because", view.record.stop_reason.value if view.record else ""),
             (
                 "Trained in step",
-                "" if entry.trained_in_step is None else str(entry.trained_in_step),
+                "" if entry.trained_in_step is None else str(step_number(entry.trained_in_step)),
             ),
         ),
         _attempts(entry, attempts),

@@ -16,7 +16,8 @@ from console.charts import curve
 from console.markup import Child, Markup, tag
 from console.page_errors import errors_section
 from console.page_layout import badge, page, strip, table
-from console.wording import duration, number, when
+from console.wording import duration, number, step_number, when
+from trajectory.types import Phase
 
 PREFERRED = ("reward", "score", "accuracy", "kl", "length", "tokens", "tool", "variance", "loss")
 """What curves to show first, by a word in their names."""
@@ -111,7 +112,7 @@ def run_page(
 def _alarms(steps: Sequence[StepEntry]) -> Child:
     """Says which steps raised alarms; the learner has the sentences."""
     raised = [
-        f"{name.removeprefix(ALARM_PREFIX).replace('_', ' ')} in step {step.step}"
+        f"{name.removeprefix(ALARM_PREFIX).replace('_', ' ')} in step {step_number(step.step)}"
         for step in steps
         for name in sorted(step.metrics)
         if name.startswith(ALARM_PREFIX)
@@ -159,7 +160,9 @@ def _curves(steps: Sequence[StepEntry]) -> Child:
         return None
     cards = []
     for name in sorted(names, key=_rank)[:MAX_CURVES]:
-        points = [(step.step, step.metrics[name]) for step in steps if name in step.metrics]
+        points = [
+            (step_number(step.step), step.metrics[name]) for step in steps if name in step.metrics
+        ]
         cards.append(
             tag(
                 "div",
@@ -192,7 +195,8 @@ def _chips(where: RolloutFilter, counts: Mapping[tuple[str, str], int]) -> Marku
         chips += [_chip(phase, where, outcome=where.outcome, phase=phase) for phase in phases]
     if where.step is not None:
         href = _rollouts_href(where.run_id, outcome=where.outcome, phase=where.phase)
-        chips.append(tag("a", f"step {where.step} x", href=href, class_="on"))
+        step = step_number(where.step, where.phase or Phase.TRAIN)
+        chips.append(tag("a", f"step {step} x", href=href, class_="on"))
     return tag("div", chips, class_="chips")
 
 
@@ -227,7 +231,7 @@ def _rollout_table(rollouts: Sequence[RolloutEntry]) -> Markup:
             str(r.sampled_token_count),
             str(r.policy_version),
             duration(r.seconds),
-            f"step {r.trained_in_step}" if r.trained_in_step is not None else "",
+            "" if r.trained_in_step is None else f"step {step_number(r.trained_in_step)}",
         ]
         for r in rollouts
     ]
@@ -235,7 +239,7 @@ def _rollout_table(rollouts: Sequence[RolloutEntry]) -> Markup:
 
 
 def slot_text(entry: RolloutEntry) -> str:
-    """Writes a rollout's slot and, past the first, its attempt."""
+    """Writes a rollout's slot and, past the first, its attempt; each number as the log has it, from 0."""
     if not entry.phase:
         return "not said"
     text = f"{entry.phase} {entry.step} / {entry.group_index} / {entry.sample_index}"

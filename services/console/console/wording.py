@@ -4,6 +4,7 @@ import json
 import math
 
 from console.archive import moment
+from trajectory.types import Phase
 
 MAX_TEXT = 20_000
 """Characters of one text that the page shows; the archive keeps all of it."""
@@ -41,6 +42,11 @@ def number(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e9:
         return str(int(value))
     return f"{value:.3f}" if 0.01 <= abs(value) < 1000 else f"{value:.3g}"
+
+
+def step_number(step: int, phase: str = Phase.TRAIN) -> int:
+    """Counts as people do: steps of training from 1; the step of any other phase is a policy version, and stays."""
+    return step + 1 if phase == Phase.TRAIN else step
 
 
 def clipped(value: str) -> str:

@@ -588,6 +588,19 @@ def test_audit_of_a_broken_log_finds_exactly_its_rule(rule: str, broken: Callabl
     assert [f.rule for f in findings] == [rule]
 
 
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (_step_skipped, "step 3 was trained after step 1"),
+        (_asked_too_far_ahead, "of step 3 was requested while steps 1, 2, 3 were asked for"),
+        (_trained_evaluation, "step 1 trained on rollout a"),
+    ],
+)
+def test_what_is_said_counts_steps_from_1(broken: Callable[[], Log], said: str) -> None:
+    (finding,) = broken().audit().findings
+    assert said in finding.detail
+
+
 def test_every_rule_has_a_broken_log() -> None:
     assert {rule for rule, _ in BROKEN} == set(RULES)
 

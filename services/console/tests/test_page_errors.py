@@ -54,8 +54,8 @@ def test_infrastructure_alone_has_no_accuracy() -> None:
 
 def test_long_runs_show_their_last_steps() -> None:
     text = text_of(*(counted("success", 1, step) for step in range(MAX_STEPS + 5)))
-    assert "train 4 " not in text
-    assert "train 5 " in text and f"train {MAX_STEPS + 4} " in text
+    assert "train 5 " not in text
+    assert "train 6 " in text and f"train {MAX_STEPS + 5} " in text
 
 
 def test_each_count_leads_to_an_example() -> None:

@@ -221,6 +221,19 @@ def test_runs_and_their_rollouts_are_listed_and_filtered(
     assert f">...{demo.scored_id[-12:]}<" not in failed and demo.failed_id[-12:] in failed
 
 
+def test_steps_of_training_are_counted_from_1_and_slots_are_as_in_the_log(
+    archive: Archive, site: Site, demo: Any
+) -> None:
+    demo.envelopes[-1].run_step_trained.metrics["reward/mean"] = 0.5
+    store(archive, demo.envelopes)
+    run = page(site, "/runs/run-1?phase=train&step=0")
+    for shown in ("<title>step 1: 0.500</title>", ">step 1 x</a>", ">step 1</td>", ">train 1</td>"):
+        assert shown in run, shown
+    assert "train 0 / 0 / 0" in run
+    assert ">step 4 x</a>" in page(site, "/runs/run-1?phase=evaluate&step=4")
+    assert re.search(r"Trained in step</dt>\s*<dd[^>]*>1<", page(site, f"/trace/{demo.scored_id}"))
+
+
 def test_long_lists_go_on_on_a_next_page(archive: Archive, site: Site, run_writer: Any) -> None:
     for number in range(205):
         run_writer.request(f"{number:036d}", sample=number)
@@ -334,7 +347,7 @@ def test_alarms_are_counted_where_runs_are_listed_and_named_where_a_run_is_shown
         run_writer.envelopes[-1].run_step_trained.metrics["alarms/reward_hacking"] = 1.0
     later = [archived_event(100 + i, e) for i, e in enumerate(run_writer.envelopes)]
     archive.write(later, [])
-    assert "Alarms: reward hacking in step 2; reward hacking in step 3" in page(site, "/runs/run-1")
+    assert "Alarms: reward hacking in step 3; reward hacking in step 4" in page(site, "/runs/run-1")
     row = page(site, "/").partition("run-1")[2]
     assert ">4</td>" in row.partition(">2</td>")[0]
 

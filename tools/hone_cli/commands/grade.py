@@ -42,7 +42,9 @@ def grade(
             "--grader", metavar="GRADER.json", help="With --run: instead of the run's own grader."
         ),
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Only this step.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Only this step, from 0 as in slots.")
+    ] = None,
     phase: Annotated[
         str | None, typer.Option("--phase", help=f"Only this phase: {', '.join(PHASES)}.")
     ] = None,

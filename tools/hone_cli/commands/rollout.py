@@ -24,7 +24,9 @@ def rollout(
     phase: Annotated[
         str | None, typer.Option("--phase", help=f"List only this phase: {', '.join(PHASES)}.")
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="List only this step.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="List only this step, from 0 as in slots.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Rollouts to list.")] = 100,
     as_json: AsJson = False,
     endpoint: Endpoint = None,

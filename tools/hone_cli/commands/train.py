@@ -99,7 +99,7 @@ def _resume(run_id: str, *, as_json: bool, endpoint: str | None, detach: bool) -
         typer.echo(json.dumps({"run": plain(run)}))
     else:
         typer.echo(
-            f"run {run.run_id} goes on from step {run.step}; "
+            f"run {run.run_id} goes on after step {run.step}; "
             f"watch it with `hone runs {run.run_id} --watch`"
         )
 

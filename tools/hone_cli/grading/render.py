@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from grader.analysis.errors import ERRORS, ErrorReport, Result
+from grader.analysis.errors import ERRORS, TRAINED, ErrorReport, Result
 from grader.analysis.lint import LintWarning
 from hone_cli.grading.session import Validated
 from hone_cli.grading.summary import Mean, Summary
@@ -62,7 +62,7 @@ def errors_text(report: ErrorReport) -> str:
         (name, *(str(counts[result]) for result in shown))
         for name, counts in [
             ("all", report.counts),
-            *report.by_step.items(),
+            *((_step_name(name), counts) for name, counts in report.by_step.items()),
         ]
     ]
     headings = ("", *(str(result) for result in shown))
@@ -71,6 +71,12 @@ def errors_text(report: ErrorReport) -> str:
     if report.causes:
         lines.append(f"causes of infrastructure errors: {_counts(report.causes)}")
     return "\n".join([*lines, *report.next_steps])
+
+
+def _step_name(name: str) -> str:
+    """Counts steps of training from 1; the step of an evaluation is a policy version, and stays."""
+    phase, _, step = name.rpartition(" ")
+    return f"{phase} {int(step) + 1}" if phase in TRAINED else name
 
 
 def validation_text(found: Validated) -> str:

@@ -588,6 +588,8 @@ def test_errors_of_a_run_come_from_the_archive_without_grading(suite: Any) -> No
     stored(suite, 9, "", outcome="open", keep=False)
     assert suite.hone("runs", "r", "--errors") == 0
     assert "errors of 4 rollouts" in suite.out
+    # People count steps from 1, JSON from 0.
+    assert "\ntrain 1 " in suite.out
     assert "accuracy 0.333" in suite.out
     assert "causes of infrastructure errors: sandbox 1" in suite.out
     assert suite.hone("runs", "--errors") == 2

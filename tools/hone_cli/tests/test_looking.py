@@ -104,7 +104,7 @@ def test_rollout_is_shown_whole(suite: Any) -> None:
     for part in (
         "run             tiny-1, slot train/1/2/0",
         "policy version  3",
-        "trained in step 1",
+        "trained in step 2",
         "What is 2 + 3?",
         'calls calculator({"expression": "2+3"})  id c1',
         "tool (calculator) answers c1",

@@ -1,12 +1,12 @@
 """The SQLite file of memories: opened by one process at a time, written in whole transactions."""
 
 import fcntl
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from typing import BinaryIO
 
 from servicekit.errors import DataLoss, FailedPrecondition, Unavailable
 
@@ -31,13 +31,13 @@ class Database:
         try:
             self.connection = self._opened()
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
 
     def close(self) -> None:
-        """Close the file and let another process have it."""
+        """Close the file and let another process have it. Idempotent."""
         self.connection.close()
-        os.close(self._lock)
+        self._lock.close()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -53,18 +53,17 @@ class Database:
         except sqlite3.OperationalError as err:
             raise Unavailable(f"{self._path} cannot be used: {err}") from err
 
-    def _locked(self) -> int:
+    def _locked(self) -> BinaryIO:
         # The vectors in RAM are the process's own, so a second writer would make them wrong.
-        path = self._path.with_name(self._path.name + ".lock")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = self._path.with_name(self._path.name + ".lock").open("ab")
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:
-            os.close(descriptor)
+            lock.close()
             raise FailedPrecondition(
                 f"{self._path}: another memory service works with this file; stop it, or set data_dir"
             ) from err
-        return descriptor
+        return lock
 
     def _opened(self) -> sqlite3.Connection:
         try:

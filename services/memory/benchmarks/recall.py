@@ -85,8 +85,8 @@ async def measure(
     file = folder / f"{count}.sqlite"
     fill(file, embedder, count, rng)
     store = MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, clock=time.time)
-    memories = Memories(store, embedder, max_loaded_memories=2 * count)
-    servicer = MemoryServicer(memories, learning_rate=0.3)
+    memories = Memories(store, embedder, learning_rate=0.3, max_loaded_memories=2 * count)
+    servicer = MemoryServicer(memories)
     async with (
         running_server(
             lambda server: memory_pb2_grpc.add_MemoryServiceServicer_to_server(servicer, server)

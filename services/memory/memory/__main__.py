@@ -27,17 +27,20 @@ async def build(app: App[MemorySettings]) -> None:
         dimension=embedder.dimension,
         clock=time.time,
     )
-    memories = Memories(store, embedder, max_loaded_memories=settings.max_loaded_memories)
+    memories = Memories(
+        store,
+        embedder,
+        learning_rate=settings.learning_rate,
+        max_loaded_memories=settings.max_loaded_memories,
+    )
     app.on_close(lambda: asyncio.to_thread(memories.close))
-    servicer = MemoryServicer(memories, learning_rate=settings.learning_rate)
-    memory_pb2_grpc.add_MemoryServiceServicer_to_server(servicer, app.server)
+    memory_pb2_grpc.add_MemoryServiceServicer_to_server(MemoryServicer(memories), app.server)
     app.add_service(memory_pb2.DESCRIPTOR.services_by_name["MemoryService"].full_name)
     app.spawn(
         follow(
             lambda: NatsBus.connect(settings.nats_url, name="memory"),
             memories,
             app.stopping,
-            learning_rate=settings.learning_rate,
             max_in_flight=settings.max_in_flight,
         ),
         name="events",

@@ -28,7 +28,6 @@ async def follow(
     memories: Memories,
     stop: asyncio.Event,
     *,
-    learning_rate: float,
     max_in_flight: int,
 ) -> None:
     """Consume until told to stop, once the bus is there."""
@@ -43,7 +42,7 @@ async def follow(
         return
     bus = connecting.result()
     try:
-        await consume(bus, memories, stop, learning_rate=learning_rate, max_in_flight=max_in_flight)
+        await consume(bus, memories, stop, max_in_flight=max_in_flight)
     finally:
         await bus.close()
 
@@ -53,7 +52,6 @@ async def consume(
     memories: Memories,
     stop: asyncio.Event,
     *,
-    learning_rate: float,
     max_in_flight: int,
 ) -> None:
     """Credit what scored rollouts recalled, until told to stop."""
@@ -67,7 +65,6 @@ async def consume(
             source="event",
             rollout_id=envelope.rollout_id,
             reward=envelope.reward_assigned.scored.score,
-            learning_rate=learning_rate,
         )
         try:
             credited = await asyncio.to_thread(memories.credit, credit)

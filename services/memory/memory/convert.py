@@ -46,8 +46,8 @@ def recall_from_proto(request: pb.RecallMemoriesRequest) -> Recall:
     )
 
 
-def credit_from_proto(request: pb.CreditMemoriesRequest, *, learning_rate: float) -> Credit:
-    """Convert a credit; the learning rate is for one that says none."""
+def credit_from_proto(request: pb.CreditMemoriesRequest) -> Credit:
+    """Convert a credit."""
     target = request.WhichOneof("target")
     if target is None:
         raise checks.wrong("target", "found none; rollout_id or memories is right")
@@ -58,7 +58,7 @@ def credit_from_proto(request: pb.CreditMemoriesRequest, *, learning_rate: float
     return Credit(
         credit_id=request.credit_id,
         reward=request.reward,
-        learning_rate=request.learning_rate if request.HasField("learning_rate") else learning_rate,
+        learning_rate=request.learning_rate if request.HasField("learning_rate") else None,
         discount=request.discount,
         max_next_utility=request.max_next_utility,
         rollout_id=request.rollout_id,

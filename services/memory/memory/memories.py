@@ -17,16 +17,25 @@ from memory.utility import updated
 class Memories:
     """Memories in a store, searched by vectors in RAM."""
 
-    def __init__(self, store: MemoryStore, embedder: Embedder, *, max_loaded_memories: int) -> None:
+    def __init__(
+        self,
+        store: MemoryStore,
+        embedder: Embedder,
+        *,
+        learning_rate: float,
+        max_loaded_memories: int,
+    ) -> None:
         """Load nothing yet.
 
         Args:
             store: Holds everything; used by this object alone.
             embedder: The one whose vectors the store holds.
+            learning_rate: alpha of credits that say none.
             max_loaded_memories: Vectors in RAM; beyond them the scope that was used longest ago is left out.
         """
         self._store = store
         self._embedder = embedder
+        self._learning_rate = learning_rate
         self._max_loaded = max_loaded_memories
         self._lock = threading.Lock()
         self._indexes: OrderedDict[int, VectorIndex] = OrderedDict()
@@ -88,10 +97,11 @@ class Memories:
             NotFound: a memory named is not there.
             AlreadyExists: the id stands for a credit with other content.
         """
+        own = credit.learning_rate
         update = partial(
             updated,
             reward=credit.reward,
-            learning_rate=credit.learning_rate,
+            learning_rate=self._learning_rate if own is None else own,
             discount=credit.discount,
             max_next_utility=credit.max_next_utility,
         )

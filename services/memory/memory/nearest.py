@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 Vectors = NDArray[np.float32]
 
 _FIRST_ROOM = 64
+_BLOCK = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +63,7 @@ class VectorIndex:
         """
         vectors, positions = self._vectors[: self._size], self._positions[: self._size]
         rows = _at_least_the_best(vectors @ query, count, len(query))
-        # The product rounds a row by where it stands, so equal vectors would differ; summed row by row they do not.
-        exact = (vectors[rows].astype(np.float64) * query.astype(np.float64)).sum(axis=1)
-        similarities = exact.clip(-1.0, 1.0)
+        similarities = _cosines(vectors, rows, query)
         order = np.lexsort((rows, -similarities))[:count]
         return Nearest(positions=positions[rows[order]], similarities=similarities[order])
 
@@ -77,3 +76,15 @@ def _at_least_the_best(approximate: Vectors, count: int, dimension: int) -> NDAr
     rounding = 2 * dimension * np.finfo(np.float32).eps
     least = np.partition(approximate, -count)[-count] - rounding
     return np.flatnonzero(approximate >= least)
+
+
+def _cosines(vectors: Vectors, rows: NDArray[np.intp], query: Vectors) -> NDArray[np.float64]:
+    """Return the cosines of some rows, equal for equal rows.
+
+    The matrix product rounds a row by where it stands; each row summed by itself does not.
+    """
+    cosines = np.empty(len(rows), np.float64)
+    for begin in range(0, len(rows), _BLOCK):
+        block = vectors[rows[begin : begin + _BLOCK]].astype(np.float64)
+        cosines[begin : begin + _BLOCK] = (block * query.astype(np.float64)).sum(axis=1)
+    return cosines.clip(-1.0, 1.0)

@@ -97,8 +97,8 @@ class Credit:
     source: Literal["call", "event"] = "call"
     """Ids of callers and of events are told apart."""
     reward: float
-    learning_rate: float
-    """alpha."""
+    learning_rate: float | None = None
+    """alpha; None means the memories' own."""
     discount: float = 0.0
     """gamma."""
     max_next_utility: float = 0.0
@@ -112,7 +112,8 @@ class Credit:
         """Check."""
         checks.name("credit_id", self.credit_id)
         checks.number("reward", self.reward, -MAX_UTILITY, MAX_UTILITY)
-        checks.number("learning_rate", self.learning_rate, 0, 1)
+        if self.learning_rate is not None:
+            checks.number("learning_rate", self.learning_rate, 0, 1)
         if self.learning_rate == 0:
             raise checks.wrong("learning_rate", "found 0; above 0 and at most 1 is right")
         checks.number("discount", self.discount, 0, 1)

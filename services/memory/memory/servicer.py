@@ -17,10 +17,9 @@ _DEFAULT_PAGE = 50
 class MemoryServicer(memory_pb2_grpc.MemoryServiceServicer):
     """Answers from the memories."""
 
-    def __init__(self, memories: Memories, *, learning_rate: float) -> None:
-        """Answer from these; the learning rate is for credits that say none."""
+    def __init__(self, memories: Memories) -> None:
+        """Answer from these."""
         self._memories = memories
-        self._learning_rate = learning_rate
 
     async def RememberMemory(
         self, request: pb.RememberMemoryRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -41,7 +40,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServiceServicer):
         self, request: pb.CreditMemoriesRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.CreditMemoriesResponse:
         """Move utilities towards a reward."""
-        credit = convert.credit_from_proto(request, learning_rate=self._learning_rate)
+        credit = convert.credit_from_proto(request)
         return convert.credited_to_proto(await asyncio.to_thread(self._memories.credit, credit))
 
     async def ForgetMemory(

@@ -142,14 +142,17 @@ class MemoryStore:
     def vectors(self, scope: int) -> VectorIndex:
         """Return the vectors of a scope."""
         with self._database.transaction() as connection:
+            (count,) = connection.execute(
+                "SELECT count(*) FROM memories WHERE scope = ?", (scope,)
+            ).fetchone()
+            positions = np.empty(count, np.int64)
+            vectors = np.empty((count, self._dimension), np.float32)
             rows = connection.execute(
                 "SELECT position, vector FROM memories WHERE scope = ? ORDER BY position", (scope,)
-            ).fetchall()
-        joined = bytearray(b"".join(vector for _, vector in rows))
-        return VectorIndex(
-            np.array([position for position, _ in rows], np.int64),
-            np.frombuffer(joined, np.float32).reshape(len(rows), self._dimension),
-        )
+            )
+            for row, (position, vector) in enumerate(rows):
+                positions[row], vectors[row] = position, np.frombuffer(vector, np.float32)
+        return VectorIndex(positions, vectors)
 
     def utilities(self, positions: Sequence[int]) -> NDArray[np.float64]:
         """Return the utilities at these positions, in their order."""
@@ -338,7 +341,7 @@ def _repeated(connection: sqlite3.Connection, credit: Credit) -> tuple[Credited,
     (digest,) = connection.execute(
         "SELECT digest FROM credits WHERE source = ? AND credit_id = ?", key
     ).fetchone()
-    # An event's id is derived from what it tells; the setting for its credit may have changed since.
+    # An event that is told again with another content changes nothing either: the console's audit names it.
     if credit.source == "call" and digest != credit.digest:
         raise AlreadyExists(
             f"credit_id {credit.credit_id!r} stands for a credit with other content; a new id is right",

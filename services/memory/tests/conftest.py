@@ -54,10 +54,15 @@ def file(tmp_path: Path) -> Path:
 def open_memories(file: Path, clock: Clock) -> Callable[..., Memories]:
     """Opens the file; whoever opens closes."""
 
-    def open_them(max_loaded_memories: int = 1000) -> Memories:
+    def open_them(max_loaded_memories: int = 1000, learning_rate: float = 0.5) -> Memories:
         embedder = WrittenEmbedder()
         store = MemoryStore(file, embedder=embedder.name, dimension=embedder.dimension, clock=clock)
-        return Memories(store, embedder, max_loaded_memories=max_loaded_memories)
+        return Memories(
+            store,
+            embedder,
+            learning_rate=learning_rate,
+            max_loaded_memories=max_loaded_memories,
+        )
 
     return open_them
 

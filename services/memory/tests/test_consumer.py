@@ -44,7 +44,7 @@ class Replay(MemoryBus):
 
 
 async def act_on(memories: Memories, *log: events_pb2.Envelope) -> None:
-    await consume(Replay(log), memories, asyncio.Event(), learning_rate=0.5, max_in_flight=1)
+    await consume(Replay(log), memories, asyncio.Event(), max_in_flight=1)
 
 
 def judged(rollout_id: str = ROLLOUT, version: str = "g1", **outcome: Any) -> events_pb2.Envelope:
@@ -108,9 +108,7 @@ async def test_the_whole_log_again_changes_nothing(
 
 async def test_a_caller_cannot_take_an_events_place(memories: Memories, used: str) -> None:
     event = scored(1.0)
-    memories.credit(
-        Credit(credit_id=event.event_id, reward=0.0, learning_rate=0.5, rollout_id=ROLLOUT)
-    )
+    memories.credit(Credit(credit_id=event.event_id, reward=0.0, rollout_id=ROLLOUT))
     await act_on(memories, event)
     assert learned(memories)[0] == (0.5, 2)
 
@@ -141,7 +139,7 @@ async def test_events_of_the_bus_are_consumed_until_told_to_stop(
     memories: Memories, used: str
 ) -> None:
     bus, stop = MemoryBus(), asyncio.Event()
-    working = asyncio.create_task(consume(bus, memories, stop, learning_rate=0.5, max_in_flight=4))
+    working = asyncio.create_task(consume(bus, memories, stop, max_in_flight=4))
     await bus.publish(scored(1.0))
     await bus.publish(scored(1.0))
     async with asyncio.timeout(10):

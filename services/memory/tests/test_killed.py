@@ -22,7 +22,7 @@ class Embedder:
         return np.array([1, 0], np.float32)
 
 store = MemoryStore(pathlib.Path(sys.argv[1]), embedder="written", dimension=2, clock=time.time)
-memories = Memories(store, Embedder(), max_loaded_memories=1000)
+memories = Memories(store, Embedder(), learning_rate=0.3, max_loaded_memories=1000)
 for number in itertools.count():
     one = memories.remember(Remember(namespace="ns", intent=f"i{number}", experience="e"))
     memory_id = one.memory.memory_id

@@ -143,6 +143,20 @@ def test_a_repeated_credit_changes_nothing_and_says_what_the_first_did(
     assert memory.update_time.timestamp() == 1005.0
 
 
+def test_a_credit_is_the_same_when_the_default_learning_rate_has_changed(
+    open_memories: Callable[..., Memories],
+) -> None:
+    memories = open_memories(learning_rate=0.25)
+    one = memories.remember(Remember(namespace="ns", intent="a", experience="e"))
+    named = {"namespace": "ns", "memory_ids": (one.memory.memory_id,)}
+    first = credit(memories, learning_rate=None, **named)
+    assert list(first.values()) == [0.25]
+    memories.close()
+    memories = open_memories(learning_rate=0.5)
+    assert credit(memories, learning_rate=None, **named) == first
+    memories.close()
+
+
 def test_a_credit_id_stands_for_one_credit(memories: Memories, remember: Add) -> None:
     one = remember("a")
     credit(memories, namespace="ns", memory_ids=(one,))

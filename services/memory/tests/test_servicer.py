@@ -20,7 +20,7 @@ ROLLOUT = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 @pytest.fixture
 async def address(memories: Memories) -> AsyncIterator[str]:
-    servicer = MemoryServicer(memories, learning_rate=0.3)
+    servicer = MemoryServicer(memories)
     async with running_server(
         lambda server: memory_pb2_grpc.add_MemoryServiceServicer_to_server(servicer, server)
     ) as where:
@@ -134,7 +134,7 @@ async def test_what_is_not_said_has_the_default_that_the_contract_names(stub: An
     assert len((await stub.RecallMemories(request)).memories) == 5
     one = found.memories[0].memory.memory_id
     credit = pb.CreditMemoriesRequest(credit_id="c", memories=named(one), reward=1)
-    assert (await stub.CreditMemories(credit)).memories[0].utility == pytest.approx(0.3)
+    assert (await stub.CreditMemories(credit)).memories[0].utility == 0.5
 
 
 async def test_every_call_may_be_repeated(stub: Any) -> None:

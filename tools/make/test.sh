@@ -24,8 +24,10 @@ tools/make/unit.sh "$out" || failed=1
 # long part for the end. A part is shown whole when it ends.
 part() { # interpreter, name, pytest arguments
 	local log="$out/$2.log" ended=0 began=$SECONDS
-	"$1" -m pytest -q --junitxml="$out/$2.xml" --durations=5 "${@:3}" >"$log" 2>&1 || ended=1
-	flock "$out" bash -c 'printf "\n== tests: %s, %d s\n" "$1" "$2"; cat "$3"' - "$2" $((SECONDS - began)) "$log"
+	local TIMEFORMAT="%U s user, %S s system"
+	{ time "$1" -m pytest -q --junitxml="$out/$2.xml" --durations=5 "${@:3}" >"$log" 2>&1 || ended=1; } 2>"$out/$2.cpu"
+	flock "$out" bash -c 'printf "\n== tests: %s, %d s (%s)\n" "$1" "$2" "$(<"$3")"; cat "$4"' - \
+		"$2" $((SECONDS - began)) "$out/$2.cpu" "$log"
 	return $ended
 }
 export -f part

@@ -268,11 +268,14 @@ def _seconds(
 def _memory(found: Inputs, said: list[str]) -> float | None:
     spec, shape = found.spec, found.shape
     if spec.algorithm == "evaluate":
+        if spec.model.dtype == "auto":
+            said.append("model.dtype: auto is float32 in an evaluation, which trains nothing")
         return None
+    dtype = _dtype(spec, said)
     if shape is None:
         said.append("memory is not estimated, as the model is not on this machine")
         return None
-    each = _BYTES[spec.model.dtype or "float32"]
+    each = _BYTES[dtype]
     copies = 1
     if spec.train.weights == "full":
         trained = shape.num_parameters
@@ -305,6 +308,19 @@ def _memory(found: Inputs, said: list[str]) -> float | None:
     return (
         _BASE_BYTES + copies * shape.num_parameters * each + trained * _TRAINED_BYTES + activations
     )
+
+
+def _dtype(spec: RunSpec, said: list[str]) -> str:
+    """Number type that is counted with."""
+    if spec.model.dtype != "auto":
+        return spec.model.dtype or "float32"
+    if spec.train.weights == "full":
+        said.append("model.dtype: auto is float32 with train.weights full")
+    else:
+        said.append(
+            "model.dtype: auto is measured when the run starts; what is said here is for float32"
+        )
+    return "float32"
 
 
 def _cost(

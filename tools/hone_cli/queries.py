@@ -86,10 +86,15 @@ async def run_figures(run_id: str, book: AddressBook) -> RunFigures:
         algorithm=run.spec.algorithm,
         state=enum_word(run.DESCRIPTOR.fields_by_name["state"], run.state),
         step=run.step,
-        settings=flat(run_spec_from_proto(run.spec)),
+        settings=flat(run_spec_from_proto(run.spec)) | _number_type(run),
         steps=steps,
         held_out=await _held_out(run, book),
     )
+
+
+def _number_type(run: learner_pb2.Run) -> dict[str, str]:
+    """What the run was trained in, where its file leaves that to be measured."""
+    return {"model.dtype": run.dtype_choice.dtype} if run.HasField("dtype_choice") else {}
 
 
 async def _held_out(run: learner_pb2.Run, book: AddressBook) -> HeldOut | None:

@@ -62,6 +62,7 @@ def print_run(reply: learner_pb2.GetRunResponse, counts: console_pb2.RunSummary 
         ("state", state_of(run) + (f": {safe(run.detail)}" if run.detail else "")),
         ("algorithm", safe(run.spec.algorithm)),
         ("model", safe(run.spec.model.path) + _adapter(run)),
+        *_number_type(run),
         ("started", f"{moment(run.create_time)}, took {took(run)}"),
         ("policy version", str(run.policy_version)),
         ("output", safe(run.output_dir)),
@@ -174,6 +175,14 @@ def _drawn(steps: Sequence[learner_pb2.StepReport]) -> list[str]:
         drawn = sparkline(values, encoding=sys.stdout.encoding)
         lines.append(f"  {name:<18}  {drawn}  {number(told[0])} to {number(told[-1])}")
     return lines
+
+
+def _number_type(run: learner_pb2.Run) -> list[tuple[str, str]]:
+    """What model.dtype auto stands for in the run; nothing where the run file says a type."""
+    if run.HasField("dtype_choice"):
+        choice = run.dtype_choice
+        return [("dtype", f"auto: {safe(choice.dtype)} ({safe(choice.reason)})")]
+    return [("dtype", "auto: not measured yet")] if run.spec.model.dtype == "auto" else []
 
 
 def _adapter(run: learner_pb2.Run) -> str:

@@ -104,8 +104,8 @@ class ModelSpec(Section):
     """Folder of the model (relative to the run file), or package:NAME for a model that a Python package carries."""
     adapter: str = ""
     """Adapter to start from: the run_id of a run that is complete, or a folder (./name)."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Number type of the weights; by default float32 on a CPU."""
+    dtype: Literal["float32", "bfloat16", "auto"] | None = None
+    """Number type of the weights: float32 (default), bfloat16, or auto: the faster one, measured as the run starts."""
     reference: str = "start"
     """Policy that KL is measured against: base, start (the policy at the start of the run), or a folder (./name)."""
 

@@ -84,6 +84,20 @@ def test_defaults_are_filled_for_a_client_that_says_little() -> None:
     assert spec.train.norm_adv_by_std is True
     assert spec.retry.infra_attempts == 5
     assert spec.rollout.temperature == 1.0
+    # A client from before there was auto, or one that does not care: the learner takes float32.
+    assert spec.model.dtype is None
+
+
+def test_measured_number_type_crosses_the_wire_and_an_unknown_one_is_refused() -> None:
+    spec = spec_of(model={"path": "m", "dtype": "auto"})
+    message = run_spec_to_proto(spec)
+    assert message.model.dtype == "auto"
+    assert run_spec_from_proto(message) == spec
+    message.model.dtype = "fastest"
+    with pytest.raises(SpecError) as caught:
+        run_spec_from_proto(message)
+    assert set(caught.value.violations()) == {"model.dtype"}
+    assert "auto" in caught.value.violations()["model.dtype"]
 
 
 def test_violations_name_the_fields() -> None:

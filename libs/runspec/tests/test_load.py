@@ -328,6 +328,10 @@ def test_full_weights_refuse_what_is_an_adapters_and_rounding_numbers(tmp_path: 
     ]
     (line,) = errors(tmp_path, GRPO, "train.weights=full", "model.dtype=bfloat16")
     assert "model.dtype: is bfloat16" in line and line.endswith("float32 is right")
+    # What auto stands for is known before anything is trained: float32.
+    assert load(tmp_path, GRPO, "train.weights=full", "model.dtype=auto").spec.model.dtype == "auto"
+    (line,) = errors(tmp_path, GRPO, "model.dtype=fast")
+    assert "model.dtype" in line and all(word in line for word in ("float32", "bfloat16", "auto"))
     (line,) = errors(tmp_path, GRPO, "train.weights=some")
     assert "train.weights" in line and "lora" in line and "full" in line
 

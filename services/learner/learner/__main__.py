@@ -11,6 +11,7 @@ from learner.adapters import AdapterStore
 from learner.clients import IDEMPOTENT_METHODS, ToolCatalogue
 from learner.cores import TorchCore
 from learner.datasets import DatasetStore
+from learner.dtype_probe import DtypeProbe
 from learner.exports import Exporter
 from learner.manager import RunManager
 from learner.rollback import Rollbacks
@@ -41,6 +42,7 @@ async def build(app: App[LearnerSettings]) -> None:
         datasets=datasets,
         adapters=adapters,
         make_core=partial(TorchCore, settings=settings),
+        measure_dtypes=DtypeProbe(settings.model_cache_dir, settings.threads),
         tools=tools,
         rng=random.Random(),
     )

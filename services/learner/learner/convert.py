@@ -9,6 +9,7 @@ from hone.common.v1 import run_spec_pb2
 from hone.learner.v1 import learner_pb2
 
 from learner.checkpoints import BEST, LATEST, Choice
+from learner.dtype_choice import DtypeChoice
 from learner.exports import FileHead, Manifest
 from learner.hub import Progress
 from learner.runs import Run, RunAlarm, RunState, Step
@@ -38,9 +39,20 @@ def run_to_proto(run: Run, folder: Path) -> learner_pb2.Run:
         output_dir=str(folder),
         alarms=[_alarm_to_proto(alarm) for alarm in run.alarms],
     )
+    if run.dtype_choice is not None:
+        message.dtype_choice.CopyFrom(_dtype_choice_to_proto(run.dtype_choice))
     if run.end_time:
         message.end_time.CopyFrom(time_to_proto(datetime.fromtimestamp(run.end_time, UTC)))
     return message
+
+
+def _dtype_choice_to_proto(choice: DtypeChoice) -> learner_pb2.DtypeChoice:
+    return learner_pb2.DtypeChoice(
+        dtype=choice.dtype,
+        reason=choice.reason,
+        float32_seconds=choice.float32_seconds,
+        bfloat16_seconds=choice.bfloat16_seconds,
+    )
 
 
 def _alarm_to_proto(alarm: RunAlarm) -> learner_pb2.Alarm:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from learner.alarms import Alarm
 from learner.checkpoints import Choice, RolledBack
+from learner.dtype_choice import DtypeChoice
 from learner.hub import Progress, RunHub
 from learner.ports import Stopped
 from learner.runs import Run, RunAlarm, RunState, RunStore, Step, ended
@@ -44,7 +45,7 @@ class GoesBack(Protocol):
         ...
 
 
-AnnounceEnd = Callable[[Run, str], Awaitable[None]]
+AnnounceEnd = Callable[[Run], Awaitable[None]]
 
 
 class RunReporter:
@@ -64,6 +65,18 @@ class RunReporter:
             self._hub.progressed(Progress(step=step, stage=stage, done=done, total=total))
 
         return tell
+
+    def dtype_chosen(self, choice: DtypeChoice) -> None:
+        """Keeps with the run what `model.dtype: auto` stands for; to be told before anything uses it."""
+        log.info(
+            "model.dtype: auto is %s: %s",
+            choice.dtype,
+            choice.reason,
+            extra={"run_id": self.run.run_id},
+        )
+        self.run = replace(self.run, dtype_choice=choice)
+        self._store.save(self.run)
+        self._hub.changed(self.run)
 
     def alarmed(self, step: int, alarms: Sequence[Alarm]) -> None:
         """Keeps alarms with the run; told again after a restart, they stay one each."""
@@ -335,7 +348,7 @@ class RunManager:
     async def _tell_end(self, final: Run) -> None:
         """Tells the log before the file says so; if the log is away the run still ends."""
         try:
-            await self._announce_end(final, final.spec_json)
+            await self._announce_end(final)
         except Exception:  # whatever it was, the run's file must say that it ended
             log.exception("the end of the run could not be logged", extra={"run_id": final.run_id})
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,8 @@ from eventbus.bus import EventBus
 from learner.adapters import AdapterStore
 from learner.checkpoints import RolledBack
 from learner.datasets import DatasetStore
+from learner.dtype_choice import AUTO, choice_without_measuring, choose_dtype
+from learner.dtype_probe import MeasureDtypes
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import run_evaluate
 from learner.jobs.reinforce import ReinforcementJob
@@ -65,6 +68,7 @@ class Runner:
         datasets: DatasetStore,
         adapters: AdapterStore,
         make_core: MakeCore,
+        measure_dtypes: MeasureDtypes,
         tools: Tools,
         rng: random.Random,
     ) -> None:
@@ -74,15 +78,16 @@ class Runner:
         self._datasets = datasets
         self._adapters = adapters
         self._make_core = make_core
+        self._measure_dtypes = measure_dtypes
         self._tools = tools
         self._rng = rng
 
     async def run(self, run: Run, reporter: RunReporter, stop: asyncio.Event) -> dict[str, float]:
         """Carries out a run from its last checkpoint and returns its figures."""
-        message = json_format.Parse(run.spec_json, run_spec_pb2.RunSpec())
-        spec = run_spec_from_proto(message)
+        run = await self._with_dtype(run, reporter, stop)
+        spec = spec_of(run)
         folder = self._store.folder(run.run_id)
-        run_log = await self._log(run.run_id, spec, message)
+        run_log = await self._log(run)
         # Nothing may fail from here to the `try`: its thread is ended there.
         board = self._board(run, spec)
         context = JobContext(
@@ -106,6 +111,18 @@ class Runner:
         finally:
             await asyncio.to_thread(board.close, state, metrics)
         return metrics
+
+    async def _with_dtype(self, run: Run, reporter: RunReporter, stop: asyncio.Event) -> Run:
+        """Returns the run with what `model.dtype: auto` stands for, which is found out once."""
+        spec = spec_of(run)
+        if spec.model.dtype != AUTO:
+            return run
+        choice = choice_without_measuring(spec)
+        if choice is None:
+            reporter.progress(run.step, "measuring")(0, 0)
+            choice = choose_dtype(await self._measure_dtypes(spec, stop))
+        reporter.dtype_chosen(choice)
+        return replace(run, dtype_choice=choice)
 
     async def _carry_out(self, context: JobContext) -> dict[str, float]:
         spec = context.spec
@@ -176,24 +193,23 @@ class Runner:
             )
         return RowData(off_task=watched)
 
-    async def announce_end(self, run: Run, spec_json: str) -> None:
+    async def announce_end(self, run: Run) -> None:
         """Tells the log how a run ended."""
-        message = json_format.Parse(spec_json, run_spec_pb2.RunSpec())
-        log = await self._log(run.run_id, run_spec_from_proto(message), message)
+        log = await self._log(run)
         await log.finished(run.state.value, run.detail, run.metrics, run.life)
 
     async def announce_rollback(self, run: Run, rolled: RolledBack) -> None:
         """Tells the log that a run went back to earlier weights."""
-        message = json_format.Parse(run.spec_json, run_spec_pb2.RunSpec())
-        log = await self._log(run.run_id, run_spec_from_proto(message), message)
+        log = await self._log(run)
         await log.rolled_back(rolled)
 
-    async def _log(self, run_id: str, spec: RunSpec, message: run_spec_pb2.RunSpec) -> BusRunLog:
+    async def _log(self, run: Run) -> BusRunLog:
+        spec = spec_of(run)
         temperature = spec.rollout.temperature
         measured_at = spec.eval.temperature
         return BusRunLog(
-            run_id=run_id,
-            spec=message,
+            run_id=run.run_id,
+            spec=_message_of(run),
             bus=self._bus,
             blobs=await self._bus.blobs(),
             clock=time.time,
@@ -204,8 +220,15 @@ class Runner:
 
 
 def spec_of(run: Run) -> RunSpec:
-    """Returns what a run should do."""
-    return run_spec_from_proto(json_format.Parse(run.spec_json, run_spec_pb2.RunSpec()))
+    """Returns what a run should do, with the number type that was chosen for it."""
+    return run_spec_from_proto(_message_of(run))
+
+
+def _message_of(run: Run) -> run_spec_pb2.RunSpec:
+    message = json_format.Parse(run.spec_json, run_spec_pb2.RunSpec())
+    if run.dtype_choice is not None:
+        message.model.dtype = run.dtype_choice.dtype
+    return message
 
 
 def _row_steps(core: TrainingCore, data: RowData) -> RowSteps:

@@ -13,6 +13,7 @@ from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
+from learner.dtype_choice import DtypeChoice
 from servicekit.errors import DataLoss, InvalidArgument, NotFound
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class Run:
     metrics: Mapping[str, float] = field(default_factory=dict)
     alarms: tuple[RunAlarm, ...] = ()
     """Oldest first."""
+    dtype_choice: DtypeChoice | None = None
+    """What `model.dtype: auto` stands for, once that is known."""
     rolled_back_to: int = 0
     """Newest version that going back has made; whoever asks for it again gets the answer and nothing else."""
 
@@ -117,7 +120,13 @@ class RunStore:
             with reading(path):
                 fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
                 alarms = tuple(RunAlarm(**alarm) for alarm in fields.get("alarms", ()))
-                return Run(**{**fields, "state": RunState(fields["state"]), "alarms": alarms})
+                choice = fields.get("dtype_choice")
+                known = {
+                    "state": RunState(fields["state"]),
+                    "alarms": alarms,
+                    "dtype_choice": None if choice is None else DtypeChoice(**choice),
+                }
+                return Run(**fields | known)
         except FileNotFoundError:
             raise NotFound(f"run {run_id} does not exist; `hone runs` lists them") from None
 

@@ -15,6 +15,7 @@ from eventbus.bus import Delivery
 from eventbus.envelope import new_envelope
 from eventbus.memory_bus import MemoryBus
 from learner.alarms import Alarm
+from learner.dtype_choice import DtypeSeconds
 from learner.jobs.context import JobContext
 from learner.ports import Restored, ScoredRollout
 from learner.runlog import BusRunLog
@@ -217,6 +218,10 @@ async def context(
         retry_seconds=0.0,
         life=life,
     )
+
+
+async def never_measured(run_spec: RunSpec, stop: asyncio.Event) -> DtypeSeconds:
+    raise AssertionError("the run file says a number type, or the run has one")
 
 
 async def events(bus: MemoryBus) -> list[events_pb2.Envelope]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format
+from learner_world import never_measured
 from logged import READERS, Points
 
 from eventbus.memory_bus import MemoryBus
@@ -296,6 +297,7 @@ async def test_run_that_is_stopped_and_resumed_is_whole_in_tensorboard(
         datasets=datasets,
         adapters=AdapterStore(store),
         make_core=lambda *_: Core(disk),  # type: ignore[arg-type,return-value]
+        measure_dtypes=never_measured,
         tools=NoTools(),
         rng=random.Random(0),
     )

@@ -69,7 +69,7 @@ class Job:
             report.step_done(step, step + 1, {"reward/mean": step / 2})
         return {"reward/mean": 1.0}
 
-    async def announce_end(self, run: Run, spec_json: str) -> None:
+    async def announce_end(self, run: Run) -> None:
         self.ends.append((run.run_id, run.state.value))
 
     async def announce_rollback(self, run: Run, rolled: RolledBack) -> None:

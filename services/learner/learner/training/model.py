@@ -73,7 +73,11 @@ def load_policy(settings: PolicySettings, device: torch.device | None = None) ->
     Raises:
         ModelUnusableError: a part cannot be opened, or does not fit the rest.
     """
-    base = _load_base(settings, device or _default_device())
+    return attach(_load_base(settings, device or default_device()), settings)
+
+
+def attach(base: Any, settings: PolicySettings) -> Policy:
+    """Makes a policy of an open base model whose weights are frozen."""
     head = None
     if settings.value_head or settings.score_head:
         head = _new_head(base, bias=settings.value_head)
@@ -156,12 +160,8 @@ def _load_base(settings: PolicySettings, device: torch.device, field: str = "mod
         config = transformers.AutoConfig.from_pretrained(
             str(settings.folder), local_files_only=True
         )
-        kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
-        takes = bool(getattr(kind, "_supports_attention_backend", False))
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            str(settings.folder),
-            attn_implementation=TREE_ATTENTION if takes else "sdpa",
-            **options,
+            str(settings.folder), attn_implementation=attention_of(config), **options
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelUnusableError(
@@ -170,6 +170,13 @@ def _load_base(settings: PolicySettings, device: torch.device, field: str = "mod
         ) from error
     model.requires_grad_(False)
     return model.to(device)
+
+
+def attention_of(config: Any) -> str:
+    """Returns the attention of a model as it is trained: over trees, where its kind takes one from outside."""
+    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    takes = bool(getattr(kind, "_supports_attention_backend", False))
+    return TREE_ATTENTION if takes else "sdpa"
 
 
 def _new_adapter(base: Any, settings: PolicySettings) -> Any:
@@ -244,5 +251,6 @@ def _check_adapter(folder: Path, field: str) -> None:
         )
 
 
-def _default_device() -> torch.device:
+def default_device() -> torch.device:
+    """Returns where a run with one process trains: the GPU, or the CPU where there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

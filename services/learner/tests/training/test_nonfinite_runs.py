@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from google.protobuf import json_format
+from learner_world import never_measured
 
 from eventbus.memory_bus import MemoryBus
 from learner.adapters import AdapterStore
@@ -79,6 +80,7 @@ class Desk:
             datasets=self.datasets,
             adapters=adapters,
             make_core=partial(TorchCore, settings=settings),
+            measure_dtypes=never_measured,
             tools=NoTools(),
             rng=random.Random(0),
         )

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from google.protobuf import json_format
+from learner_world import never_measured
 
 from eventbus.memory_bus import MemoryBus
 from learner.adapters import AdapterStore
@@ -143,6 +144,7 @@ class Desk:
             datasets=self.datasets,
             adapters=self.adapters,
             make_core=partial(TorchCore, settings=self._settings),
+            measure_dtypes=never_measured,
             tools=NoTools(),
             rng=random.Random(0),
         )

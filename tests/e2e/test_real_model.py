@@ -24,7 +24,9 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def warmed(suite: Suite) -> str:
-    done = suite.hone("sft", "sft.yaml", "train.max_steps=12", "train.batch_size=8", "--json", timeout=900)
+    done = suite.hone(
+        "sft", "sft.yaml", "train.max_steps=12", "train.batch_size=8", "--json", timeout=900
+    )
     losses = [
         step["metrics"]["loss"]
         for step in suite.hone("runs", done["run"]["run_id"], "--json")["steps"]

@@ -71,7 +71,6 @@ def load_run_file(
         )
         raise SpecError([Problem(field="", message=message, source=str(path), line=1)])
     data: dict[str, object] = dict(document.value)
-    said = frozenset(".".join(key) for key in document.lines)
     _anchor_paths(data, file.parent)
     _read_grader(data, file.parent, _Places(str(path), document, ()))
     parsed = _parse_overrides(overrides)
@@ -84,9 +83,7 @@ def load_run_file(
         data["algorithm"] = algorithm
     data.setdefault("name", _name_from(file))
     spec = _validated(data, places)
-    for override in parsed:
-        said = _said_with(said, override)
-    problems = [*check_rules(spec), *check_no_effect(spec, said)]
+    problems = [*check_rules(spec), *check_no_effect(spec, _said(data))]
     if problems:
         raise SpecError([places.placed(problem) for problem in problems])
     return LoadedRun(path=file, spec=spec, document=document, overrides=parsed)
@@ -153,13 +150,14 @@ def _without_nulls(data: dict[str, object]) -> dict[str, object]:
     return kept
 
 
-def _said_with(said: frozenset[str], override: Override) -> frozenset[str]:
-    """Returns the names of the fields that are given, an override in force; null takes a field or section back."""
-    name, value = ".".join(override.path), override.value
-    left = {field for field in said if field != name and not field.startswith(f"{name}.")}
-    if isinstance(value, dict):
-        left |= {f"{name}.{key}" for key in value}
-    return frozenset(left if value is None else left | {name})
+def _said(data: dict[str, object]) -> frozenset[str]:
+    """Returns the dotted names of the fields that are given, overrides in force; null takes one back."""
+    return frozenset(
+        f"{section}.{key}"
+        for section, fields in _without_nulls(data).items()
+        if isinstance(fields, dict)
+        for key in fields
+    )
 
 
 def _parse_overrides(texts: Sequence[str]) -> tuple[Override, ...]:
@@ -210,10 +208,16 @@ def _anchor_paths(data: dict[str, object], folder: Path) -> None:
 
 
 def _anchored(override: Override, folder: Path) -> Override:
-    if not isinstance(override.value, str):
-        return override
-    value = _anchor(".".join(override.path), override.value, folder)
-    return replace(override, value=value)
+    name, value = ".".join(override.path), override.value
+    if isinstance(value, str):
+        return replace(override, value=_anchor(name, value, folder))
+    if isinstance(value, dict):
+        inner = {
+            key: _anchor(f"{name}.{key}", text, folder) if isinstance(text, str) else text
+            for key, text in value.items()
+        }
+        return replace(override, value=inner)
+    return override
 
 
 def _anchor(name: str, value: str, folder: Path) -> str:

@@ -227,12 +227,29 @@ def test_override_of_the_name_is_the_runs(tmp_path: Path) -> None:
     assert load(tmp_path, GRPO, "name=second").spec.name == "second"
 
 
-@pytest.mark.parametrize("back", ["lora=null", "lora={}", "lora.rank="])
+@pytest.mark.parametrize("back", ["lora=null", "lora={}", "lora.rank=", "lora={alpha: null}"])
 def test_override_takes_back_what_the_file_says(tmp_path: Path, back: str) -> None:
     text = GRPO.replace("train:\n", "lora:\n  rank: 16\ntrain:\n", 1)
     assert load(tmp_path, text, "train.weights=full", back).spec.train.weights == "full"
     (line,) = errors(tmp_path, text, "train.weights=full", "lora={alpha: 3}")
     assert line.startswith("override 'lora={alpha: 3}': lora.alpha: has no effect")
+
+
+def test_field_that_is_left_empty_says_nothing(tmp_path: Path) -> None:
+    text = GRPO.replace("train:\n", "lora:\n  rank:\ntrain:\n", 1)
+    assert load(tmp_path, text, "train.weights=full").spec.train.weights == "full"
+
+
+def test_paths_in_an_override_of_a_section_are_relative_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = load(
+        tmp_path, GRPO, "model={path: weights, adapter: run-1}", "data={train: rows.jsonl}"
+    )
+    assert found.spec.model.path == str(tmp_path / "weights")
+    assert found.spec.model.adapter == "run-1"
+    assert found.spec.data.train == str(tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize(

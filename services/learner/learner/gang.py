@@ -68,13 +68,17 @@ def rank_environment(
     }
 
 
-def _limit_sends(connection: Connection, seconds: float) -> None:
-    """Has a send raise BlockingIOError once the other side has taken nothing of it for so long (SO_SNDTIMEO)."""
+def limit_waits(connection: Connection, seconds: float) -> None:
+    """Has a send or receive raise BlockingIOError once the other side has done nothing for it for so long.
+
+    Also within a message of which a part has come (SO_SNDTIMEO and SO_RCVTIMEO, socket(7)).
+    """
     whole, part = divmod(0.0 if math.isinf(seconds) else seconds, 1.0)
     limit = struct.pack("ll", int(whole), int(part * 1e6))
     # Of the connection as such, whichever of its numbers is used.
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            same.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 class Gang:
@@ -230,7 +234,7 @@ class Gang:
 
         heard = time.monotonic()
         try:
-            _limit_sends(connection, self.silence_seconds)
+            limit_waits(connection, self.silence_seconds)
             tell_stop()  # before the call, which a small one may not outlast
             connection.send((name, arguments))
             while True:
@@ -249,7 +253,7 @@ class Gang:
                 elif kind == "returned":
                     return value
         except BlockingIOError as error:
-            # The first rank takes in nothing more.
+            # The first rank takes in nothing more, or hangs within what it says.
             raise self._silent(name) from error
         except (EOFError, ConnectionError) as error:
             # The first rank is gone, or goes since another one has.

@@ -205,9 +205,9 @@ def _check_targets(base: Any, wanted: Sequence[str]) -> None:
     for target in wanted:
         if not any(name.endswith(f".{target}") for name in names):
             meant = nearest(target, known)
-            hint = f"did you mean {meant}? " if meant else ""
+            hint = f"; did you mean {meant}?" if meant else "."
             raise ModelUnusableError(
-                f"lora.target_modules: the model has no layer {target!r}; {hint}"
+                f"lora.target_modules: the model has no layer {target!r}{hint} "
                 f"Its blocks have {', '.join(known)}; without the field all of them get an adapter"
             )
 

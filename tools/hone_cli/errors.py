@@ -9,6 +9,9 @@ UNREACHABLE = 3
 INTERRUPTED = 130
 """Ended by Ctrl-C."""
 
+QUIET_GRPC = ("GRPC_VERBOSITY", "NONE")
+"""A variable and its value: gRPC's own log of connections would stand between the sentences."""
+
 
 class CliError(Exception):
     """A sentence for stderr and the exit code that goes with it."""
@@ -44,7 +47,10 @@ def service_error(error: Exception, service: str, address: str) -> CliError:
     text = error.message
     if error.violations:
         text += "".join(
-            f"\n  {field}: {what}" for field, what in error.violations.items() if what not in text
+            f"\n  {field}: {what}"
+            for field, what in error.violations.items()
+            # Most services say them in the message too.
+            if f"{field}: {what}" not in error.message and f"{field} {what}" not in error.message
         )
     bad_input = isinstance(error, InvalidArgument | NotFound | OutOfRange | Cancelled)
     return CliError(text, USAGE if bad_input else FAILED)

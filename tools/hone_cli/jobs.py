@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,7 @@ from runspec.datafiles import DataFileError, RowSource, read_rows_of
 from runspec.graderfields import required_fields
 from runspec.load import LoadedRun, check_files, load_run_file
 from runspec.preferences import parse_preferences
-from runspec.problems import RowErrors, SpecError
+from runspec.problems import Problem, RowErrors, SpecError
 from runspec.rows import parse_tasks
 from runspec.schema import RunSpec
 from runspec.sft_rows import parse_sft_rows
@@ -166,7 +166,7 @@ async def check_grader(job: Job, book: AddressBook) -> str:
         problems = [
             job.run.problem(_grader_field(field), text) for field, text in error.violations.items()
         ] or [job.run.problem("grader", error.message)]
-        raise CliError(_relative(str(SpecError(problems))), USAGE) from error
+        raise refused(problems) from error
     except HoneError as error:
         raise service_error(error, "grader", book.find("grader", own=False)) from error
     return f"rewards {', '.join(reply.reward_names)} (version {reply.grader_version})"
@@ -198,7 +198,7 @@ async def start(job: Job, book: AddressBook) -> learner_pb2.Run:
             problems = [job.run.problem(f, text) for f, text in error.violations.items()]
             if not problems:
                 raise service_error(error, "learner", address) from error
-            raise CliError(_relative(str(SpecError(problems))), USAGE) from error
+            raise refused(problems) from error
         return started.run
 
 
@@ -284,6 +284,11 @@ async def _chunks(file: DataFile) -> AsyncIterator[learner_pb2.UploadDatasetRequ
 def _grader_field(field: str) -> str:
     name = field.removeprefix("grader_json").lstrip(".")
     return name if name == "grader" or name.startswith("grader.") else f"grader.{name}".rstrip(".")
+
+
+def refused(problems: Iterable[Problem]) -> CliError:
+    """What the command says of problems of the run file, a line each."""
+    return CliError(_relative(str(SpecError(problems))), USAGE)
 
 
 def _relative(text: str) -> str:

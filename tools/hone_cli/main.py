@@ -22,7 +22,7 @@ from hone_cli.commands.sft import sft
 from hone_cli.commands.stop import stop
 from hone_cli.commands.train import train
 from hone_cli.commands.up import up
-from hone_cli.errors import FAILED, INTERRUPTED, CliError
+from hone_cli.errors import FAILED, INTERRUPTED, QUIET_GRPC, CliError
 from hone_cli.text import safe
 
 VERBS = (
@@ -63,8 +63,7 @@ def make_app() -> typer.Typer:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one command; whatever goes wrong is a sentence on stderr and an exit code."""
-    # gRPC's own log of connections that come and go would stand between the sentences.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault(*QUIET_GRPC)
     try:
         make_app()(args=list(arguments))
     except SystemExit as end:

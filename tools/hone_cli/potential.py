@@ -5,7 +5,7 @@ Pure; the learner measures, `render_run` and `runview` show. The limits are mean
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from hone.learner.v1 import learner_pb2
 
@@ -76,11 +76,17 @@ def potential_of(run: learner_pb2.Run) -> Potential | None:
     )
 
 
+def potential_plain(run: learner_pb2.Run) -> dict[str, object]:
+    """The same for programs: `potential`, or nothing."""
+    found = potential_of(run)
+    return {} if found is None else {"potential": asdict(found)}
+
+
 def lines(found: Potential) -> list[str]:
     """The same for people."""
     spread = found.spread
     told = [
-        f"{found.num_tasks} tasks, {found.samples} samples each",
+        f"{_tasks(found.num_tasks)}, {found.samples} samples each",
         f"  with spread {_percent(spread.value)} (95% interval {_percent(spread.low)} to "
         f"{_percent(spread.high)})",
         f"  always right {_percent(found.always_right)}, always wrong {_percent(found.always_wrong)}, "
@@ -91,7 +97,7 @@ def lines(found: Potential) -> list[str]:
     ]
     if found.num_too_few_samples:
         told.append(
-            f"  left out: {found.num_too_few_samples} tasks with fewer than 2 scored samples"
+            f"  left out: {_tasks(found.num_too_few_samples)} with fewer than 2 scored samples"
         )
     return [*told, f"  verdict: {found.verdict}"]
 
@@ -110,10 +116,19 @@ def _judged(share: float, found: Mapping[str, float]) -> str:
         return "a good sign" if share <= AMPLE_SHARE else "plenty to learn from"
     if share >= POOR_SHARE:
         return "little to learn from"
-    easy, hard = found["tasks/always_right_share"], found["tasks/always_wrong_share"]
-    if easy == hard:
+    others = {
+        "are too easy": found["tasks/always_right_share"],
+        "are too hard": found["tasks/always_wrong_share"],
+        "always get one score in between": found["tasks/constant_share"],
+    }
+    what, largest = max(others.items(), key=lambda item: item[1])
+    if 2 * largest <= sum(others.values()):
         return "too few: the tasks are too easy or too hard"
-    return f"too few: most of the others are too {'easy' if easy > hard else 'hard'}"
+    return f"too few: most of the others {what}"
+
+
+def _tasks(count: int) -> str:
+    return f"{count} task{'' if count == 1 else 's'}"
 
 
 def _percent(share: float) -> str:

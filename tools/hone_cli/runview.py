@@ -4,14 +4,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Protocol
 
 from hone.common.v1 import run_spec_pb2
 from hone.learner.v1 import learner_pb2
 
 from hone_cli.plain import plain
-from hone_cli.potential import potential_of
+from hone_cli.potential import potential_plain
 from hone_cli.progress import RunProgress, Standing
 from hone_cli.text import number, safe, span
 
@@ -145,9 +144,7 @@ class JsonView:
 
     def ended(self, run: learner_pb2.Run) -> None:
         """Prints the run as it ended; an evaluation of several samples with what it says of its tasks."""
-        found = potential_of(run)
-        said = {"potential": asdict(found)} if found is not None else {}
-        self._put("ended", run=plain(run), **said)
+        self._put("ended", run=plain(run), **potential_plain(run))
 
     def _put(self, event: str, **fields: object) -> None:
         self._write(json.dumps({"event": event, **fields}) + "\n")

@@ -11,13 +11,12 @@ from hone.learner.v1 import learner_pb2
 from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
 
 from hone_cli.addresses import AddressBook
-from hone_cli.errors import USAGE, CliError
+from hone_cli.errors import CliError
 from hone_cli.estimate import Inputs, Lengths, Prices, Speed
-from hone_cli.jobs import DataFile, Job
+from hone_cli.jobs import DataFile, Job, refused
 from hone_cli.queries import get_run, list_runs
 from modelstore.shape import model_shape, open_tokenizer
 from runspec.preferences import parse_preferences
-from runspec.problems import SpecError
 from runspec.rows import parse_tasks
 from runspec.schema import REINFORCEMENT, RunSpec
 from runspec.sft_rows import parse_sft_rows
@@ -142,10 +141,14 @@ async def _tools(job: Job, book: AddressBook) -> dict[str, ToolDefinition] | Non
     except (CliError, HoneError):
         return None
     by_name = {tool.name: tool_definition_from_proto(tool) for tool in page.tools}
-    unknown = [name for name in wanted if name not in by_name]
-    if unknown:
-        what = f"{', '.join(map(repr, unknown))} is unknown; the gateway has {', '.join(by_name)}"
-        raise CliError(str(SpecError([job.run.problem("rollout.tools", what)])), USAGE)
+    known = ", ".join(sorted(by_name)) or "no tool"
+    problems = [
+        job.run.problem("rollout.tools", f"{name!r} is unknown; the gateway has {known}")
+        for name in wanted
+        if name not in by_name
+    ]
+    if problems:
+        raise refused(problems)
     return {name: by_name[name] for name in wanted}
 
 

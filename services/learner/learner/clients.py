@@ -37,6 +37,7 @@ class ToolCatalogue:
             request.page_token = page.next_page_token
         for name in names:
             if name not in found:
-                said = f"{name!r} is unknown; the gateway has {', '.join(sorted(found))}"
+                known = ", ".join(sorted(found)) or "no tool"
+                said = f"{name!r} is unknown; the gateway has {known}"
                 raise InvalidArgument(f"rollout.tools: {said}", violations={"rollout.tools": said})
         return {name: found[name] for name in names}

@@ -92,6 +92,7 @@ def _show(book: object, run_id: str, *, as_json: bool) -> None:
 
     from hone_cli.addresses import AddressBook
     from hone_cli.plain import plain
+    from hone_cli.potential import potential_plain
     from hone_cli.queries import get_run, run_counts
     from hone_cli.render_run import print_run
 
@@ -101,7 +102,8 @@ def _show(book: object, run_id: str, *, as_json: bool) -> None:
         reply = await get_run(run_id, book)
         counts = await run_counts(run_id, book)
         if as_json:
-            found = plain(reply) | ({"archive": plain(counts)} if counts is not None else {})
+            found = plain(reply) | potential_plain(reply.run)
+            found |= {"archive": plain(counts)} if counts is not None else {}
             typer.echo(json.dumps(found, indent=2))
         else:
             print_run(reply, counts)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hone_cli.errors import QUIET_GRPC
 from hone_cli.launcher import leash
 from hone_cli.launcher.readiness import Probe
 
@@ -61,7 +62,7 @@ class Child:
                 stdout=log,
                 stderr=log,
                 cwd=self.spec.working_folder,
-                env={**os.environ, **self.spec.environment},
+                env=environment_of(self.spec, os.environ),
                 start_new_session=True,
             )
 
@@ -98,6 +99,15 @@ class Child:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
+
+
+def environment_of(spec: ProcessSpec, own: Mapping[str, str]) -> dict[str, str]:
+    """Returns a process's environment: the launcher's own and what the spec adds.
+
+    The silence of gRPC is for a command's own output; a service's log has what gRPC says.
+    """
+    inherited = {key: value for key, value in own.items() if (key, value) != QUIET_GRPC}
+    return {**inherited, **spec.environment}
 
 
 def _leashed(argv: Sequence[str]) -> list[str]:

@@ -1,11 +1,15 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from hone.common.v1 import run_spec_pb2
+from hone.common.v1.message_pb2 import ToolDefinition
 from hone.learner.v1 import learner_pb2
+from hone.tool_gateway.v1 import tool_gateway_pb2, tool_gateway_pb2_grpc
 
 from servicekit.errors import FailedPrecondition, HoneError, InvalidArgument, NotFound
 
@@ -186,6 +190,40 @@ def test_dry_run_prints_the_whole_run_and_starts_nothing(suite: Any, run_file: P
     assert suite.err.startswith("hone: prices are for the estimate of --dry-run")
 
 
+class Gateway(tool_gateway_pb2_grpc.ToolGatewayServiceServicer):
+    """Has the tools of these names."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def ListTools(self, request: Any, context: Any) -> Any:
+        tools = [ToolDefinition(name=name, parameters_json="{}") for name in self.names]
+        return tool_gateway_pb2.ListToolsResponse(tools=tools)
+
+
+def test_dry_run_refuses_tools_that_the_gateway_does_not_have(
+    suite: Any, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite.write("run.yaml", RUN + "rollout:\n  tools: [calculatr, shell, bash]\n")
+    server = grpc.server(ThreadPoolExecutor(1))
+    gateway = Gateway("shell", "calculator")
+    tool_gateway_pb2_grpc.add_ToolGatewayServiceServicer_to_server(gateway, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    monkeypatch.setenv("HONE_TOOL_GATEWAY_ADDRESS", f"127.0.0.1:{port}")
+    try:
+        assert suite.hone("train", "run.yaml", "--dry-run") == 2
+        assert suite.err == (
+            "hone: run.yaml:17: rollout.tools: 'calculatr' is unknown; the gateway has calculator, shell\n"
+            "run.yaml:17: rollout.tools: 'bash' is unknown; the gateway has calculator, shell\n"
+        )
+        gateway.names = ()
+        assert suite.hone("train", "run.yaml", "--dry-run", "rollout.tools=[shell]") == 2
+        assert "'shell' is unknown; the gateway has no tool\n" in suite.err
+    finally:
+        server.stop(0).wait()
+
+
 def test_dry_run_works_without_a_suite(suite: Any, run_file: Path) -> None:
     (suite.folder / ".hone" / "endpoints.json").unlink()
     assert suite.hone("train", "run.yaml", "--dry-run") == 0
@@ -290,6 +328,9 @@ def test_evaluation_of_several_samples_says_which_tasks_can_teach(
     assert last["potential"]["spread"]["value"] == 0.25
     assert last["potential"]["pass_at"] == {"1": 0.4, "2": 0.5, "4": 0.6}
     assert last["potential"]["verdict"].startswith("25.0% of tasks with spread is a good sign")
+    suite.learner.runs["tiny-1"] = end.ended
+    assert suite.hone("runs", "tiny-1", "--json") == 0
+    assert suite.json()["potential"] == last["potential"]
 
 
 def test_sft_uploads_conversations(suite: Any) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hone_cli.launcher import table
+from hone_cli.launcher.child import ProcessSpec, environment_of
 from hone_cli.launcher.layout import Layout
 from hone_cli.launcher.logtail import LogTail, Printer, last_complaint, parse_line
 from hone_cli.launcher.natsserver import config_text, find_binary
@@ -39,6 +40,13 @@ def test_table_follows_the_services_of_the_house() -> None:
     assert table.PORT_ORDER == SERVICES
     waves = [name for wave in table.START_WAVES for name in wave]
     assert sorted(waves) == sorted(table.DRAIN_ORDER) == sorted(table.SERVICES)
+
+
+def test_service_logs_what_grpc_says_unless_the_user_chose(tmp_path: Path) -> None:
+    spec = ProcessSpec(name="a", argv=(), log_path=tmp_path / "log", environment={"A": "1"})
+    assert environment_of(spec, {"GRPC_VERBOSITY": "NONE", "B": "2"}) == {"A": "1", "B": "2"}
+    chosen = {"GRPC_VERBOSITY": "DEBUG"}
+    assert environment_of(spec, chosen) == {**chosen, "A": "1"}
 
 
 def test_plan_tells_each_service_its_settings(tmp_path: Path) -> None:

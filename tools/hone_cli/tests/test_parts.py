@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from hone_cli.addresses import AddressBook
-from hone_cli.errors import CliError
+from hone_cli.errors import CliError, service_error
 from hone_cli.progress import RunProgress
 from hone_cli.runview import progress_text
 from hone_cli.text import number, safe, span
+from servicekit.errors import InvalidArgument
 
 
 def test_address_comes_from_the_option_then_the_environment_then_the_file(tmp_path: Path) -> None:
@@ -28,6 +29,17 @@ def test_address_comes_from_the_option_then_the_environment_then_the_file(tmp_pa
 def test_address_of_another_service_is_not_the_option(tmp_path: Path) -> None:
     book = AddressBook("one:1", folder=tmp_path, environ={"HONE_GRADER_ADDRESS": "g:2"})
     assert book.find("grader", own=False) == "g:2"
+
+
+def test_fields_are_named_once_and_none_is_left_out() -> None:
+    known = InvalidArgument("data: is required", violations={"data": "is required"})
+    assert str(service_error(known, "learner", "a:1")) == "data: is required"
+    second = InvalidArgument(
+        "data: is required", violations={"data": "is required", "model.path": "is required"}
+    )
+    assert str(service_error(second, "learner", "a:1")) == (
+        "data: is required\n  model.path: is required"
+    )
 
 
 def test_progress_tells_stage_rate_and_time_left() -> None:

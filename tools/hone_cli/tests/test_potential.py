@@ -60,6 +60,12 @@ def found(**figures: float) -> Potential:
             0.4,
             "0.0% of tasks with spread is too few: the tasks are too easy or too hard",
         ),
+        (
+            0.05,
+            0.05,
+            0.0,
+            "5.0% of tasks with spread is too few: most of the others always get one score in between",
+        ),
     ],
 )
 def test_share_with_spread_is_judged(
@@ -79,6 +85,8 @@ def test_small_gain_and_few_tasks_are_said() -> None:
 def test_intervals_stay_within_zero_and_one_and_pass_rates_are_in_order() -> None:
     told = lines(found(tasks=12, wrong=1.0, gain=0.0))
     assert "  with spread 0.0% (95% interval 0.0% to 24.2%)" in told
+    assert told[0].startswith("12 tasks, ")
+    assert lines(found(tasks=1, wrong=1.0, gain=0.0))[0].startswith("1 task, ")
     assert "  pass@2 0.5, pass@16 0.9" in told
     assert not any("left out" in line for line in told)
 

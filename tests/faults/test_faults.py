@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ def start_run(suite: Suite, model: Path, *, steps: int, **changes: Any) -> str:
 
 def assert_whole(suite: Suite, run_id: str, steps: int) -> None:
     """Every step is there once and every invariant holds."""
-    assert len(suite.hone("runs", run_id, "--json")["steps"]) == steps
+    shown = suite.hone("runs", run_id, "--json")
+    assert [step["step"] for step in shown["steps"]] == list(range(steps))
     audit = suite.hone("audit", run_id, "--json")
     assert audit["findings"] == [], audit
 
@@ -112,13 +114,17 @@ def test_ctrl_c_stops_after_the_step_and_resume_goes_on(tmp_path: Path, tiny_mod
     with running_suite(tmp_path, "--engine", "scripted") as suite:
         job = write_job(suite.folder, tiny_model, train={"max_steps": 8})
         command = suite.start_hone("train", str(job))
-        wait_until("the run", lambda: suite.hone("runs", "--json")["runs"], seconds=60, suite=suite)
-        run_id = suite.run_id()
-        has_stepped = has_steps(suite.run_folder(run_id), 1)
-        wait_until("the second step", has_stepped, seconds=60, suite=suite)
+        log = suite.folder / "command.log"
+        wait_until(
+            "the second step",
+            lambda: re.search("^ +1/8 ", log.read_text(), re.MULTILINE),
+            seconds=60,
+            suite=suite,
+        )
         command.send_signal(signal.SIGINT)
         command.wait(60)
-        assert "--resume" in (suite.folder / "command.log").read_text()
+        run_id = suite.run_id()
+        assert "--resume" in log.read_text()
         assert '"state": "stopped"' in suite.hone("runs", run_id, "--json", ok=False).stdout
         suite.hone("train", "--resume", run_id, "--json")
         assert_whole(suite, run_id, 8)

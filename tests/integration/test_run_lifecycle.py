@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from conftest import write_job
 from suite import Suite, has_steps, is_in, wait_until
 
 pytestmark = pytest.mark.slow
+
+SFT_STEPS = 200
+"""Some seconds, in which the learner hears in time that it should shut down."""
 
 
 def start(suite: Suite, job: Path, *overrides: str, verb: str = "train") -> str:
@@ -46,7 +50,7 @@ def sft_job(folder: Path, model: Path) -> Path:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = folder / "sft.yaml"
     train = {
-        "max_steps": 100,
+        "max_steps": SFT_STEPS,
         "batch_size": 8,
         "checkpoint_every_steps": 1000,
         "schedule": "linear",
@@ -57,9 +61,9 @@ def sft_job(folder: Path, model: Path) -> Path:
     return path
 
 
-def shut_down(suite: Suite) -> None:
+def shut_down(suite: Suite, old: int) -> None:
     """Tells the learner to shut down, and waits until its process has ended; the launcher starts another."""
-    (old,) = suite.signal("learner", signal.SIGTERM)
+    os.kill(old, signal.SIGTERM)
     wait_until("the end of the process", lambda: old not in suite.pids("learner"), seconds=30)
 
 
@@ -72,8 +76,9 @@ def test_learner_told_to_shut_down_goes_on_to_the_weights_of_an_undisturbed_run(
     wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
     run_id = start(suite, job)
     disturbed = suite.run_folder(run_id)
+    (process,) = suite.pids("learner")
     wait_until("two steps", has_steps(disturbed, 2), seconds=120, suite=suite)
-    shut_down(suite)
+    shut_down(suite, process)
     wait_until("the end", is_in(disturbed, "completed"), seconds=120, suite=suite)
     assert result(disturbed) == result(calm)
     assert suite.hone("audit", run_id, "--json")["findings"] == []
@@ -86,23 +91,24 @@ def test_supervised_run_told_to_shut_down_keeps_the_steps_that_no_checkpoint_hel
     job = sft_job(suite.folder, tiny_model)
     calm = suite.run_folder(start(suite, job, verb="sft"))
     wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
+    (process,) = suite.pids("learner")
     watching = suite.start_hone("sft", str(job), "--json")
     log = suite.folder / "command.log"
-    wait_until("training", lambda: '"training"' in log.read_text(), seconds=120, suite=suite)
+    second = '{"event": "progress", "step": 1, "stage": "training", '
+    wait_until("the second step", lambda: second in log.read_text(), seconds=120, suite=suite)
+    shut_down(suite, process)
     disturbed = Path(json.loads(log.read_text().splitlines()[0])["run"]["output_dir"])
     folder = disturbed / "checkpoints"
-    assert not list(folder.glob("step-*"))
-    shut_down(suite)
     wait_until("the end", is_in(disturbed, "completed"), seconds=120, suite=suite)
     assert watching.wait(60) == 0
     steps = [
         e["step"] for e in map(json.loads, log.read_text().splitlines()) if e["event"] == "step"
     ]
-    assert steps == list(range(100))
+    assert steps == list(range(SFT_STEPS))
     assert result(disturbed) == result(calm)
     # None was due but the last: the other one is what the shutdown saved.
     saved, last = sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
-    assert 0 < saved < last == 100
+    assert 0 < saved < last == SFT_STEPS
 
 
 def test_run_goes_back_and_on_and_is_exported(

@@ -13,7 +13,7 @@ from servicekit.errors import InvalidArgument
 async def test_consume_shares_the_work_of_replicas(make_bus, publish_turns, consuming):
     first, second = await make_bus(), await make_bus()
     await publish_turns(first, 60)
-    stop, done = asyncio.Event(), asyncio.Event()
+    stop, done, shared = asyncio.Event(), asyncio.Event(), asyncio.Event()
     seen: Counter[int] = Counter()
     per_replica: Counter[str] = Counter()
 
@@ -21,7 +21,9 @@ async def test_consume_shares_the_work_of_replicas(make_bus, publish_turns, cons
         async def handle(delivery):
             seen[delivery.sequence] += 1
             per_replica[name] += 1
-            await asyncio.sleep(0.002)
+            if len(per_replica) == 2:
+                shared.set()
+            await shared.wait()  # whoever comes first has hands for two, and leaves the rest
             if len(seen) == 60:
                 done.set()
 
@@ -173,13 +175,16 @@ async def test_consume_writes_one_dead_letter_with_its_reason(
 
 async def test_consume_runs_no_more_handlers_at_once_than_asked(bus, publish_turns, consuming):
     await publish_turns(bus, 30)
-    stop, done = asyncio.Event(), asyncio.Event()
+    stop, done, full = asyncio.Event(), asyncio.Event(), asyncio.Event()
     running, most, seen = 0, 0, 0
 
     async def handle(delivery):
         nonlocal running, most, seen
         running += 1
         most = max(most, running)
+        if running == 4:
+            full.set()
+        await full.wait()
         await asyncio.sleep(0.005)
         running -= 1
         seen += 1

@@ -154,6 +154,9 @@ async def test_ten_seconds_without_nats(connect, turn, publish_turns, outage, ro
         assert (await renewing).state is ClaimState.RUNNING
         assert isinstance(await claiming, Acquired)
         assert await blobs.get(await storing, tmp_path / "copy") == tmp_path / "copy"
+        while len(set(effects)) < 20 or len(seen) < 20:
+            await asyncio.sleep(0.05)
+        # A second delivery would come within an ack_wait.
         await asyncio.sleep(3)
         stop.set()
         await asyncio.gather(*consumers, reading)

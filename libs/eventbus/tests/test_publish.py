@@ -93,6 +93,8 @@ async def test_publish_goes_on_once_a_full_stream_has_room(make_bus, turn):
     waiting.source = "x" * 20_000
     async with asyncio.timeout(9), asyncio.TaskGroup() as group:
         publishing = group.create_task(bus.publish(waiting))
+        done, _ = await asyncio.wait([publishing], timeout=0.2)
+        assert not done
         assert await bus.purge_run("old") == 2
     assert not publishing.result().duplicate
     assert [event.envelope.run_id async for event in bus.read()] == ["new"]

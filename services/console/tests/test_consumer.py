@@ -233,7 +233,10 @@ async def test_a_run_that_cannot_be_purged_stays_and_archiving_goes_on(
 async def test_stopping_while_the_bus_is_away_ends_at_once(
     archive: Archive, reader: ArchiveReader
 ) -> None:
+    connecting = asyncio.Event()
+
     async def never() -> MemoryBus:
+        connecting.set()
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
@@ -249,4 +252,5 @@ async def test_stopping_while_the_bus_is_away_ends_at_once(
     )
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         group.create_task(archiver.run(stop, before_last_write=nothing))
+        await connecting.wait()
         stop.set()

@@ -323,18 +323,21 @@ async def test_step_lost_to_infrastructure_stops_the_run_and_a_resume_grants_new
 async def test_retries_after_an_outage_wait_longer_each_time(
     bus: MemoryBus, tmp_path: Path
 ) -> None:
-    times: dict[int, list[float]] = {}
+    times: dict[tuple[int, int], list[float]] = {}
 
     def behave(envelope: events_pb2.Envelope) -> str:
-        times.setdefault(envelope.attempt, []).append(time.monotonic())
+        slot = (envelope.slot.group_index, envelope.slot.sample_index)
+        times.setdefault(slot, []).append(time.monotonic())
         return "infra" if envelope.attempt < 3 else "score"
 
     made = replace(await context(bus, spec(max_steps=1), tmp_path, Report()), retry_seconds=0.05)
     await with_world(bus, behave, ReinforcementJob(made, RecordingCore({}), TASKS, []).run())
-    waits = [min(times[n + 1]) - max(times[n]) for n in range(3)]
-    assert waits[0] >= 0.04
-    assert waits[1] >= 0.09
-    assert waits[2] >= 0.19
+    assert len(times) == 4
+    for asked in times.values():
+        waits = [later - earlier for earlier, later in itertools.pairwise(asked)]
+        assert waits[0] >= 0.05
+        assert waits[1] >= 0.1
+        assert waits[2] >= 0.2
 
 
 async def test_event_that_the_grader_gave_up_on_is_tried_again(

@@ -181,7 +181,8 @@ async def fill_the_disk(lab: Lab) -> None:
     outcome = await box.sh("dd if=/dev/zero of=/big bs=1M count=3000")
     must(outcome.exit_code != 0, "3 GB were written")
     must(b"No space left" in outcome.stderr, f"not told why: {outcome.stderr!r}")
-    must(abs(shutil.disk_usage("/").free - free) < 512 * MIB, "the host's disk filled")
+    # Others write to it too, but not 3 GB meanwhile.
+    must(free - shutil.disk_usage("/").free < 2048 * MIB, "the host's disk filled")
     must(
         (await box.sh("rm /big && echo freed")).stdout == b"freed\n", "the space is not given back"
     )
@@ -282,8 +283,9 @@ async def daemon_without_the_pipe(lab: Lab) -> None:
     outcome = await box.sh("setsid sleep 777 >/dev/null 2>&1 </dev/null & echo started")
     must((outcome.exit_code, outcome.stdout) == (0, b"started\n"), f"gave {outcome}")
     must(not outcome.output_incomplete, "says that the pipe is still held")
-    alive = await box.sh("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 777'")
-    must(int(alive.stdout) >= 1, "the daemon does not live on")
+    look = "until cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep '[s]leep 777'; do sleep 0.1; done"
+    alive = await box.sh(look, timeout_seconds=20.0)
+    must(alive.termination is Termination.EXITED, "the daemon does not live on")
     await lab.end(box)
     await must_run_nowhere(lab, "sleep", "777")
 

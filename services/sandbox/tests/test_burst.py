@@ -39,9 +39,7 @@ async def test_500_at_once_are_all_served_in_their_turns(suite, backend):
 
 
 async def test_a_backend_that_fails_in_every_way_loses_none(suite_maker, backend, clock, tmp_path):
-    suite = suite_maker(
-        backend, tmp_path, clock, parallel_creates=16, provision_seconds=0.2, queue_seconds=5.0
-    )
+    suite = suite_maker(backend, tmp_path, clock, parallel_creates=16)
     await suite.manager.start()
     kinds = (
         Unavailable("503"),

@@ -74,7 +74,7 @@ async def killed(real, tmp_path_factory):
     ) as process:
         assert process.stdout is not None
         said = json.loads(await asyncio.to_thread(process.stdout.readline))
-        assert len(_sleepers()) == NUM_SANDBOXES
+        await _until_asleep(NUM_SANDBOXES)
         os.kill(process.pid, signal.SIGKILL)
         os.kill(said["spawner"], signal.SIGKILL)
     return folder, said["ids"]
@@ -152,7 +152,7 @@ async def test_sigkill_of_the_spawner_loses_its_sandboxes_and_the_next_create_st
 async def test_sigkill_of_the_keeper_alone_takes_the_sandbox_with_it(real, use):
     box = use(real, (await real.create(real.rollout_id())).info)
     await box.sh("sleep 785 >/dev/null 2>&1 &")
-    assert len(_sleepers("785")) == 1
+    await _until_asleep(1, "785")
     os.kill(real.fleet.find(box.info.sandbox_id).box.keeper_pid, signal.SIGKILL)
     while real.manager.stats().expected_count:
         await asyncio.sleep(0.01)
@@ -160,6 +160,13 @@ async def test_sigkill_of_the_keeper_alone_takes_the_sandbox_with_it(real, use):
     assert real.manager.stats().live_count == 0
     with pytest.raises(Unavailable, match="lost"):
         await box.sh("echo gone")
+
+
+async def _until_asleep(count: int, seconds: str = "783") -> None:
+    """Wait until so many run the program: what a shell leaves in the background may not have become it yet."""
+    async with asyncio.timeout(10):
+        while len(_sleepers(seconds)) != count:
+            await asyncio.sleep(0.01)
 
 
 def _sleepers(seconds: str = "783") -> list[str]:

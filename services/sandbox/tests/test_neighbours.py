@@ -142,7 +142,7 @@ async def test_neighbours_and_host_stay_untouched(street, case):
     await rig.assert_nothing_more_than(before)
     assert before <= rig.census()
     assert rig.backend.live_count() == NUM_NEIGHBOURS
-    assert abs(shutil.disk_usage("/").free - free) < 512 * MIB
+    assert free - shutil.disk_usage("/").free < 2048 * MIB
 
 
 async def _attempt_and_measure(case, victims, neighbours) -> None:

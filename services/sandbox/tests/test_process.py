@@ -46,11 +46,12 @@ async def test_sigterm_lets_a_command_finish_and_leaves_nothing(service, nats_se
     async with service.connect() as channel:
         stub = sandbox_pb2_grpc.SandboxServiceStub(channel)
         target = await _create(stub)
-        spec = pb.ExecSpec(**target, exec_id="a", argv=["sh", "-c", "sleep 0.5; echo finished"])
-        running = asyncio.ensure_future(_exec(stub, spec))
-        await asyncio.sleep(0.2)
+        argv = ["sh", "-c", "echo begun; sleep 0.5; echo finished"]
+        spec = pb.ExecSpec(**target, exec_id="a", argv=argv)
+        said = aiter(stub.StreamExec(pb.StreamExecRequest(exec=spec)))
+        assert (await anext(said)).chunk.data == b"begun\n"
         code = await service.end(signal.SIGTERM)
-        assert (await running).result.stdout == b"finished\n"
+        assert [event.chunk.data async for event in said] == [b"finished\n", b""]
     assert code == 0
     assert [said for said in service.said if said["level"] in ("WARNING", "ERROR")] == []
     assert await _told(nats_server.url) == [

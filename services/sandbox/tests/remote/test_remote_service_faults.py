@@ -330,11 +330,11 @@ async def test_a_service_that_refuses_us_for_a_while_does_not_end_ours(backend, 
 async def test_creations_keep_the_services_pace(opened, service):
     backend = opened(creates_per_second=20.0, pace_seconds=60.0)
     await backend.start()
+    begun = asyncio.get_running_loop().time()
     await asyncio.gather(*(_make(backend) for _ in range(40)))
-    times = sorted(service.create_times)
-    assert times[-1] - times[0] >= 0.9  # 20 at once, the other 20 within a second
-    first_second = [time for time in times if time < times[0] + 0.5]
-    assert len(first_second) <= 32
+    # 20 at once, the other 20 within a second; later only where this machine is slow.
+    assert max(service.create_times) - begun >= 0.9
+    assert sum(time < begun + 0.5 for time in service.create_times) <= 32
 
 
 async def test_a_queue_that_is_too_long_is_refused_at_once(opened, service):

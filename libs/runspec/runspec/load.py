@@ -81,7 +81,8 @@ def load_run_file(
             _read_grader(data, Path.cwd(), places)
     if algorithm is not None:
         data["algorithm"] = algorithm
-    data.setdefault("name", _name_from(file))
+    if data.get("name") is None:
+        data["name"] = _name_from(file)
     spec = _validated(data, places)
     problems = [*check_rules(spec), *check_no_effect(spec, _said(data))]
     if problems:

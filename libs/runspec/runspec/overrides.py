@@ -48,7 +48,9 @@ def apply_override(data: dict[str, object], override: Override) -> None:
     """
     here = data
     for depth, key in enumerate(override.path[:-1]):
-        inner = here.setdefault(key, {})
+        inner = here.get(key)
+        if inner is None:  # also where the file has the section and leaves it empty
+            inner = here[key] = {}
         if not isinstance(inner, dict):
             where = ".".join(override.path[: depth + 1])
             raise _refused(f"override {override.text!r}", where, "is a single value in the file")

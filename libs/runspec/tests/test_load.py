@@ -238,6 +238,12 @@ def test_override_takes_back_what_the_file_says(tmp_path: Path, back: str) -> No
 def test_field_that_is_left_empty_says_nothing(tmp_path: Path) -> None:
     text = GRPO.replace("train:\n", "lora:\n  rank:\ntrain:\n", 1)
     assert load(tmp_path, text, "train.weights=full").spec.train.weights == "full"
+    file = tmp_path / "sums.yaml"
+    file.write_text(f"name:\n{text}")
+    assert load_run_file(file).spec.name == load_run_file(file, ["name=null"]).spec.name == "sums"
+    empty = GRPO.replace("train:\n", "lora:\ntrain:\n", 1)
+    assert load(tmp_path, empty, "lora.rank=3").spec.lora.rank == 3
+    assert load(tmp_path, text, "lora=null", "lora.rank=3").spec.lora.rank == 3
 
 
 def test_paths_in_an_override_of_a_section_are_relative_to_the_current_folder(

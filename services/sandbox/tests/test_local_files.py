@@ -258,7 +258,7 @@ while not os.path.exists("/work/stop"):
 """
     swapping = asyncio.ensure_future(box.python(script))
     entries = [(f"d/f{number}", b"x" * 100) for number in range(50)] + [("d/secret", b"changed")]
-    for _ in range(10):
+    for _ in range(30):
         try:
             await box.upload("/work/in", _archive(*entries))
             await box.download("/work/in")
@@ -328,7 +328,7 @@ async def test_what_is_too_large_to_pack_is_refused_at_once(box):
     begun = time.monotonic()
     with pytest.raises(OutOfRange):
         await box.download("/work")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60  # it would take hours
 
 
 async def test_files_that_change_meanwhile_are_packed_each_as_it_was(box):
@@ -352,7 +352,7 @@ while not os.path.exists("/work/stop"):
 """
     busy = asyncio.ensure_future(box.python(script))
     packed = 0
-    while packed < 10:
+    while packed < 20:
         assert not busy.done(), busy.result()
         try:
             data = await box.download("/work/busy")

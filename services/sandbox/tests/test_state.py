@@ -218,7 +218,7 @@ async def test_an_endless_statement_times_out_and_the_next_one_works(backend, st
     box = await _make(backend, "a")
     outcome = await _sql(box, statement, timeout_seconds=0.2)
     assert outcome.termination is End.TIMED_OUT
-    assert 0.2 <= outcome.duration_seconds < 2
+    assert outcome.duration_seconds >= 0.2
     assert _rows(await _sql(box, "SELECT 1 AS x")) == [{"x": 1}]
 
 

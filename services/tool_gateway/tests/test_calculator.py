@@ -94,11 +94,11 @@ def test_expression_has_its_plain_result(expression: str) -> None:
 
 @pytest.mark.parametrize("expression", WRONG)
 def test_expression_that_cannot_be_evaluated_says_why(expression: str) -> None:
-    begun = time.monotonic()
+    begun = time.thread_time()
     with pytest.raises(ArithmeticProblem) as caught:
         evaluate(expression)
     assert WRONG[expression] in str(caught.value)
-    assert time.monotonic() - begun < 0.5
+    assert time.thread_time() - begun < 0.5
 
 
 async def test_problem_is_text_for_the_model() -> None:

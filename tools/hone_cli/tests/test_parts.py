@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -106,8 +105,7 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     assert safe("a\x1b[2Jb\n") == "a\\x1b[2Jb\n"
 
 
-def test_help_is_quick_and_light() -> None:
-    begun = time.monotonic()
+def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\nfrom hone_cli.main import main\nassert main(['--help']) == 0\n"
         "heavy = {'torch', 'grpc', 'google.protobuf', 'pydantic', 'yaml'} & set(sys.modules)\n"
@@ -115,7 +113,6 @@ def test_help_is_quick_and_light() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert time.monotonic() - begun < 5.0
     for verb in (
         "init",
         "up",

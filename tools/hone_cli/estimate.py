@@ -265,6 +265,11 @@ def _seconds(
     return train / (ASSUMED_TRAIN_FLOPS * cores) + sample / (ASSUMED_SAMPLE_FLOPS * cores)
 
 
+def _is_called(weight: str, part: str) -> bool:
+    """Says whether a matrix is that of a layer, or of layers, of such a name: the last parts of its place."""
+    return f".{weight.removesuffix('.weight')}".endswith(f".{part}")
+
+
 def _memory(found: Inputs, said: list[str]) -> float | None:
     spec, shape = found.spec, found.shape
     if spec.algorithm == "evaluate":
@@ -286,12 +291,12 @@ def _memory(found: Inputs, said: list[str]) -> float | None:
         trained = sum(
             spec.lora.rank * (rows + columns)
             for name, (rows, columns) in shape.linear_shapes.items()
-            if not wanted or any(f".{part}." in name for part in wanted)
+            if not wanted or any(_is_called(name, part) for part in wanted)
         )
         said += [
-            f"lora.target_modules: no layer of the model's blocks is called {part!r}"
+            f"lora.target_modules: no linear layer of the model's blocks is called {part!r}"
             for part in wanted
-            if not any(f".{part}." in name for name in shape.linear_shapes)
+            if not any(_is_called(name, part) for name in shape.linear_shapes)
         ]
     longest = max(found.train.tokens) if found.train is not None else 0
     if spec.rolls_out:

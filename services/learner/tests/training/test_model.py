@@ -133,7 +133,11 @@ def test_a_reference_folder_is_that_adapter(make_policy: MakePolicy, tmp_path: P
         ({"dtype": "float8"}, r"model\.dtype: found 'float8'; float32 or bfloat16 is right"),
         ({"target_modules": ("q_prog",)}, r"lora\.target_modules: .*q_prog.* mean q_proj\?"),
         ({"target_modules": ("v_proj", "q_prog")}, r"lora\.target_modules: .*q_prog"),
-        ({"target_modules": ("zzz",)}, r"the model has no layer 'zzz'\. Its blocks have "),
+        ({"target_modules": ("zzz",)}, r"the model's blocks have no linear layer 'zzz'\. They "),
+        ({"target_modules": ("q_proj", "")}, r"no linear layer ''"),
+        ({"target_modules": ("mlp",)}, r"no linear layer 'mlp'"),
+        ({"target_modules": ("q_proj", "lm_head")}, r"no linear layer 'lm_head'"),
+        ({"target_modules": ("embed_tokens",)}, r"no linear layer 'embed_tokens'"),
     ],
 )
 def test_what_cannot_be_opened_is_named(

@@ -10,6 +10,7 @@ from typing import Any
 import peft
 import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 from transformers.pytorch_utils import Conv1D
 
 from learner.training.attention import TREE_ATTENTION, register_tree_attention
@@ -26,6 +27,9 @@ from learner.training.lora_linear import use_lora_linear
 from learner.training.policy import Policy
 from modelstore.resolve import ModelUnusableError
 from runspec.problems import nearest
+
+PEFT_PREFIX = "base_model.model."
+"""Before the name of each layer in an adapter's weights."""
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """By the name that `model.dtype` gives."""
@@ -92,10 +96,11 @@ def attach(base: Any, settings: PolicySettings) -> Policy:
 
 def _lora(base: Any, settings: PolicySettings, head: torch.nn.Linear | None) -> LoraPolicy:
     base_hash = weights_hash(base)
+    folder = _reference_folder(base, settings)
     if settings.adapter is None:
         model: Any = _new_adapter(base, settings)
     else:
-        _check_adapter(settings.adapter, "model.adapter")
+        _check_adapter(base, settings.adapter, "model.adapter")
         model = peft.PeftModel.from_pretrained(
             base,
             str(settings.adapter),
@@ -103,7 +108,6 @@ def _lora(base: Any, settings: PolicySettings, head: torch.nn.Linear | None) -> 
             is_trainable=True,
             config=use_lora_linear(peft.LoraConfig.from_pretrained(str(settings.adapter))),
         )
-    folder = _reference_folder(settings)
     if folder is not None:
         model.load_adapter(str(folder), adapter_name=REFERENCE, is_trainable=False)
         model.base_model.set_adapter(POLICY)
@@ -118,7 +122,7 @@ def _full(base: Any, settings: PolicySettings, head: torch.nn.Linear | None) -> 
         reference = copy.deepcopy(base)
     model = base
     if settings.adapter is not None:
-        _check_adapter(settings.adapter, "model.adapter")
+        _check_adapter(base, settings.adapter, "model.adapter")
         model = _merged(base, settings.adapter)
     if settings.refers and settings.reference == "start":
         reference = copy.deepcopy(model)
@@ -132,8 +136,9 @@ def _reference_model(settings: PolicySettings, device: torch.device) -> Any:
     folder = Path(settings.reference)
     if (folder / "config.json").is_file():
         return _load_base(replace(settings, folder=folder), device, "model.reference").eval()
-    _check_adapter(folder, "model.reference")
-    return _merged(_load_base(settings, device), folder).eval()
+    base = _load_base(settings, device)
+    _check_adapter(base, folder, "model.reference")
+    return _merged(base, folder).eval()
 
 
 def _merged(base: Any, adapter: Path) -> Any:
@@ -233,17 +238,17 @@ def _block_layers(base: Any, *kinds: type[torch.nn.Module]) -> list[str]:
     ]
 
 
-def _reference_folder(settings: PolicySettings) -> Path | None:
+def _reference_folder(base: Any, settings: PolicySettings) -> Path | None:
     if settings.reference == "base":
         return None
     if settings.reference == "start":
         return settings.adapter
     folder = Path(settings.reference)
-    _check_adapter(folder, "model.reference")
+    _check_adapter(base, folder, "model.reference")
     return folder
 
 
-def _check_adapter(folder: Path, field: str) -> None:
+def _check_adapter(base: Any, folder: Path, field: str) -> None:
     missing = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (folder / name).is_file()]
     if missing:
         raise ModelUnusableError(
@@ -257,6 +262,18 @@ def _check_adapter(folder: Path, field: str) -> None:
     if task not in (None, "CAUSAL_LM"):
         raise ModelUnusableError(
             f"{field}: {str(folder)!r} is an adapter for {task}, a policy needs one for CAUSAL_LM"
+        )
+    try:
+        with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as weights:
+            names = list(weights.keys())
+    except SafetensorError as error:
+        raise ModelUnusableError(f"{field}: {folder / ADAPTER_WEIGHTS}: {error}") from error
+    # Others are refused for the reason that `_check_targets` gives.
+    adapted = {name.removeprefix(PEFT_PREFIX).partition(".lora_")[0] for name in names}
+    if others := sorted(adapted - set(_block_layers(base, torch.nn.Linear, Conv1D))):
+        raise ModelUnusableError(
+            f"{field}: {str(folder)!r} adapts {', '.join(others[:3])}; only an adapter of linear layers of the model's "
+            "blocks is right"
         )
 
 

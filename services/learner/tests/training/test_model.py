@@ -147,6 +147,21 @@ def test_what_cannot_be_opened_is_named(
         load_policy(PolicySettings(folder=tiny_folder, **settings))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("field", ["adapter", "reference"])
+def test_an_adapter_of_the_output_layer_is_refused(
+    tiny_folder: Path, tmp_path: Path, field: str
+) -> None:
+    base = transformers.AutoModelForCausalLM.from_pretrained(str(tiny_folder))
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "lm_head"])
+    peft.get_peft_model(base, config).save_pretrained(str(tmp_path))
+    settings = {field: tmp_path if field == "adapter" else str(tmp_path)}
+    for full in (False, True):
+        with pytest.raises(
+            ModelUnusableError, match=rf"model\.{field}: .* adapts lm_head.*only an"
+        ):
+            load_policy(PolicySettings(folder=tiny_folder, full=full, **settings))  # type: ignore[arg-type]
+
+
 def test_a_folder_that_is_no_language_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelUnusableError, match=r"model\.path: .* cannot be opened"):

@@ -41,7 +41,6 @@ async def build(app: App[MemorySettings]) -> None:
             lambda: NatsBus.connect(settings.nats_url, name="memory"),
             memories,
             app.stopping,
-            max_in_flight=settings.max_in_flight,
         ),
         name="events",
     )

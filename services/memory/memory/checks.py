@@ -37,7 +37,7 @@ def text(field: str, value: str, max_bytes: int) -> None:
 def number(field: str, value: float, low: float, high: float) -> None:
     """Take a finite number from low to high, both included."""
     if not (math.isfinite(value) and low <= value <= high):
-        raise wrong(field, f"found {value:g}; a number from {low:g} to {high:g} is right")
+        raise wrong(field, f"found {value}; a number from {low:g} to {high:g} is right")
 
 
 def count(field: str, value: int, low: int, high: int) -> None:

@@ -12,9 +12,10 @@ from contextlib import suppress
 
 from eventbus.bus import Delivery, EventBus
 from eventbus.errors import RetryLater
+from memory import checks
 from memory.memories import Memories
 from memory.requests import Credit
-from servicekit.errors import Unavailable
+from servicekit.errors import DataLoss, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,6 @@ async def follow(
     connect: Callable[[], Awaitable[EventBus]],
     memories: Memories,
     stop: asyncio.Event,
-    *,
-    max_in_flight: int,
 ) -> None:
     """Consume until told to stop, once the bus is there."""
     connecting = asyncio.ensure_future(connect())
@@ -42,24 +41,19 @@ async def follow(
         return
     bus = connecting.result()
     try:
-        await consume(bus, memories, stop, max_in_flight=max_in_flight)
+        await consume(bus, memories, stop)
     finally:
         await bus.close()
 
 
-async def consume(
-    bus: EventBus,
-    memories: Memories,
-    stop: asyncio.Event,
-    *,
-    max_in_flight: int,
-) -> None:
+async def consume(bus: EventBus, memories: Memories, stop: asyncio.Event) -> None:
     """Credit what scored rollouts recalled, until told to stop."""
 
     async def act(delivery: Delivery) -> None:
         envelope = delivery.envelope
         if envelope.reward_assigned.WhichOneof("outcome") != "scored":
             return
+        checks.name("rollout_id", envelope.rollout_id)
         credit = Credit(
             credit_id=envelope.event_id,
             source="event",
@@ -68,7 +62,7 @@ async def consume(
         )
         try:
             credited = await asyncio.to_thread(memories.credit, credit)
-        except Unavailable as err:
+        except (Unavailable, DataLoss) as err:
             raise RetryLater(_RETRY_SECONDS, reason=err.message) from err
         if credited:
             log.info(
@@ -80,4 +74,5 @@ async def consume(
                 },
             )
 
-    await bus.consume(CONSUMER, ["reward_assigned"], act, stop=stop, max_in_flight=max_in_flight)
+    # One at a time: a moving average depends on the order of the rewards, which is the log's.
+    await bus.consume(CONSUMER, ["reward_assigned"], act, stop=stop, max_in_flight=1)

@@ -63,7 +63,7 @@ def credit_from_proto(request: pb.CreditMemoriesRequest) -> Credit:
         max_next_utility=request.max_next_utility,
         rollout_id=request.rollout_id,
         namespace=request.memories.namespace,
-        memory_ids=tuple(request.memories.memory_ids),
+        memory_ids=tuple(sorted(request.memories.memory_ids)),
     )
 
 

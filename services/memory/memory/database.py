@@ -12,6 +12,8 @@ from servicekit.errors import DataLoss, FailedPrecondition, Unavailable
 
 SCHEMA_VERSION = 1
 """Stored as SQLite's user_version; a file of another version is refused."""
+_APPLICATION_ID = int.from_bytes(b"HMEM")
+"""Stored as SQLite's application_id: whose file it is."""
 
 
 class Database:
@@ -21,13 +23,16 @@ class Database:
         """Open the file, making it if there is none.
 
         Raises:
-            FailedPrecondition: another process has it, or it is of another version.
-            DataLoss: it is damaged or no file of memories.
+            FailedPrecondition: another process has it, or it is of another version or program.
+            DataLoss: it is damaged or no SQLite file.
             Unavailable: it cannot be read or written.
         """
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = self._locked()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = self._locked()
+        except OSError as err:
+            raise Unavailable(f"{path} cannot be opened: {err}") from err
         try:
             self.connection = self._opened()
         except BaseException:
@@ -45,13 +50,11 @@ class Database:
 
         Raises:
             Unavailable: the file cannot be written, as on a full disk.
+            DataLoss: it is damaged.
         """
-        try:
-            with self.connection:
-                self.connection.execute("BEGIN IMMEDIATE")
-                yield self.connection
-        except sqlite3.OperationalError as err:
-            raise Unavailable(f"{self._path} cannot be used: {err}") from err
+        with self._typed_errors(), self.connection:
+            self.connection.execute("BEGIN IMMEDIATE")
+            yield self.connection
 
     def _locked(self) -> BinaryIO:
         # The vectors in RAM are the process's own, so a second writer would make them wrong.
@@ -66,28 +69,46 @@ class Database:
         return lock
 
     def _opened(self) -> sqlite3.Connection:
-        try:
+        with self._typed_errors():
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-        except sqlite3.OperationalError as err:
-            raise Unavailable(f"{self._path} cannot be opened: {err}") from err
+            try:
+                self._check_whose(connection)
+                connection.execute("PRAGMA journal_mode = WAL")
+                # What was answered, and the event that was acknowledged, outlive a power cut too.
+                connection.execute("PRAGMA synchronous = FULL")
+                # Before the schema, so that a file whose making was cut short is known again.
+                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                schema = resources.files("memory").joinpath("schema.sql")
+                connection.executescript(schema.read_text(encoding="ascii"))
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+    def _check_whose(self, connection: sqlite3.Connection) -> None:
+        """Refuse what this service did not make; nothing is written to it."""
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if application != _APPLICATION_ID and (tables or application or version):
+            raise FailedPrecondition(
+                f"{self._path} is a file of another program: move it away, or set data_dir"
+            )
+        if version not in (0, SCHEMA_VERSION):
+            raise FailedPrecondition(
+                f"{self._path} is a file of version {version}, this service writes version {SCHEMA_VERSION}: "
+                "run the service that made it, or move the file away"
+            )
+
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        """Raise what SQLite's errors mean to callers; a defect of ours stays what it is."""
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            # What was answered, and the event that was acknowledged, outlive a power cut too.
-            connection.execute("PRAGMA synchronous = FULL")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version not in (0, SCHEMA_VERSION):
-                raise FailedPrecondition(
-                    f"{self._path} is a file of version {version}, this service writes version {SCHEMA_VERSION}: "
-                    "run the service that made it, or move the file away"
-                )
-            schema = resources.files("memory").joinpath("schema.sql").read_text(encoding="ascii")
-            connection.executescript(schema)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        except BaseException as err:
-            connection.close()
-            if isinstance(err, sqlite3.OperationalError):
-                raise Unavailable(f"{self._path} cannot be used: {err}") from err
-            if isinstance(err, sqlite3.DatabaseError):
-                raise DataLoss(f"{self._path} is damaged or no file of memories: {err}") from err
-            raise
-        return connection
+            yield
+        except sqlite3.OperationalError as err:
+            raise Unavailable(f"{self._path} cannot be used: {err}") from err
+        except sqlite3.DatabaseError as err:
+            if type(err) is not sqlite3.DatabaseError:
+                raise
+            raise DataLoss(f"{self._path} is damaged or no SQLite file: {err}") from err

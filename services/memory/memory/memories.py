@@ -6,7 +6,7 @@ from collections import OrderedDict
 from functools import partial
 
 from memory.embedding import Embedder
-from memory.nearest import VectorIndex
+from memory.nearest import VectorIndex, Vectors
 from memory.records import Credited, Memory, MemoryPage, Recalled, Remembered, Snapshot
 from memory.requests import Credit, Recall, Remember
 from memory.selection import select
@@ -64,31 +64,10 @@ class Memories:
         """
         query = self._embedder.embed(request.query)
         with self._lock:
-            if request.rollout_id and (before := self._store.recalled(request)):
+            before = self._store.recalled(request) if request.rollout_id else None
+            if before is not None:
                 return before
-            scope = self._store.scope(request.namespace, request.snapshot_name)
-            if scope is None:
-                return ()
-            nearest = self._index(scope).nearest(query, request.max_candidate_count)
-            positions = nearest.positions.tolist()
-            selection = select(
-                nearest.similarities,
-                self._store.utilities(positions),
-                min_similarity=request.min_similarity,
-                utility_weight=request.utility_weight,
-                count=request.max_memory_count,
-                exploration_rate=request.exploration_rate,
-                rng=random.Random(request.seed),
-            )
-            choices = [
-                Choice(
-                    position=positions[index],
-                    similarity=float(nearest.similarities[index]),
-                    score=selection.score_of(index),
-                )
-                for index in selection.selected
-            ]
-            return self._store.choose(request, choices)
+            return self._store.choose(request, self._choices(request, query))
 
     def credit(self, credit: Credit) -> tuple[Credited, ...]:
         """Move the utilities of what was used towards a reward, once per credit.
@@ -143,6 +122,31 @@ class Memories:
         """Copy a namespace under a name, or return the copy that has it."""
         with self._lock:
             return self._store.snapshot(namespace, snapshot_name)
+
+    def _choices(self, request: Recall, query: Vectors) -> list[Choice]:
+        scope = self._store.scope(request.namespace, request.snapshot_name)
+        if scope is None:
+            return []
+        nearest = self._index(scope).nearest(query, request.max_candidate_count)
+        positions = nearest.positions.tolist()
+        selection = select(
+            nearest.similarities,
+            self._store.utilities(positions),
+            min_similarity=request.min_similarity,
+            utility_weight=request.utility_weight,
+            count=request.max_memory_count,
+            exploration_rate=request.exploration_rate,
+            # Drawn from the whole request: rollouts that give no seed do not all draw alike.
+            rng=random.Random(request.key),
+        )
+        return [
+            Choice(
+                position=positions[index],
+                similarity=float(nearest.similarities[index]),
+                score=selection.score_of(index),
+            )
+            for index in selection.selected
+        ]
 
     def _index(self, scope: int) -> VectorIndex:
         if scope not in self._indexes:

@@ -31,7 +31,14 @@ CREATE TABLE IF NOT EXISTS memories (
 ) STRICT;
 CREATE INDEX IF NOT EXISTS memories_by_age ON memories (scope, position);
 
--- What a rollout recalled, and how each was chosen.
+-- Recalls of rollouts, those too that returned nothing.
+CREATE TABLE IF NOT EXISTS recalls (
+    rollout_id TEXT NOT NULL,
+    recall_key TEXT NOT NULL,
+    PRIMARY KEY (rollout_id, recall_key)
+) STRICT, WITHOUT ROWID;
+
+-- What they returned, and how each was chosen.
 CREATE TABLE IF NOT EXISTS uses (
     rollout_id TEXT NOT NULL,
     recall_key TEXT NOT NULL,

@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+_ROUNDING = 1e-6
+"""Of cosines of float32 vectors: that of a text and itself may fall short of 1 by so much."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -49,7 +52,7 @@ def select(
         exploration_rate: epsilon; at this rate the selected are drawn evenly from the candidates instead.
         rng: Draws; needed where exploration_rate is above 0.
     """
-    candidates = np.flatnonzero(similarities >= min_similarity)
+    candidates = np.flatnonzero(similarities >= min_similarity - _ROUNDING)
     similarities, utilities = similarities[candidates], utilities[candidates]
     scores = (1 - utility_weight) * _z(similarities) + utility_weight * _z(utilities)
     # Of two candidates at lambda = 0.5, the more similar and the more useful have equal scores, but for rounding.

@@ -15,5 +15,3 @@ class MemorySettings(ServiceSettings):
     """alpha of credits that say none, those of reward.assigned among them."""
     max_loaded_memories: int = Field(default=2_000_000, ge=1)
     """Vectors kept in RAM, 1 KiB each; beyond them the namespace or snapshot that was used longest ago is left out."""
-    max_in_flight: int = Field(default=16, ge=1)
-    """Events that are handled at once."""

@@ -42,7 +42,7 @@ class Choice:
 class MemoryStore:
     """One file of memories.
 
-    Every method raises Unavailable where the file cannot be used now, as on a full disk.
+    Every method raises Unavailable where the file cannot be used now, as on a full disk; DataLoss where it is damaged.
     """
 
     def __init__(
@@ -165,9 +165,15 @@ class MemoryStore:
             )
         return np.array([found[position] for position in positions], np.float64)
 
-    def recalled(self, request: Recall) -> tuple[Recalled, ...]:
-        """Return what a rollout's recall returned before; nothing if it is new."""
+    def recalled(self, request: Recall) -> tuple[Recalled, ...] | None:
+        """Return what a rollout's recall returned before; None if it is new."""
         with self._database.transaction() as connection:
+            known = connection.execute(
+                "SELECT 1 FROM recalls WHERE rollout_id = ? AND recall_key = ?",
+                (request.rollout_id, request.key),
+            ).fetchone()
+            if known is None:
+                return None
             rows = connection.execute(
                 "SELECT position, similarity, score FROM uses WHERE rollout_id = ? AND recall_key = ? ORDER BY rank",
                 (request.rollout_id, request.key),
@@ -178,6 +184,9 @@ class MemoryStore:
         """Return the memories chosen, recorded as used where a rollout asks."""
         with self._database.transaction() as connection:
             if request.rollout_id:
+                connection.execute(
+                    "INSERT INTO recalls VALUES (?, ?)", (request.rollout_id, request.key)
+                )
                 connection.executemany(
                     "INSERT INTO uses VALUES (?, ?, ?, ?, ?, ?)",
                     [

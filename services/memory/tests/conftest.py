@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,23 @@ def clock() -> Clock:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "memory.sqlite"
+
+
+@pytest.fixture
+def damage(file: Path) -> Callable[[str], None]:
+    """Overwrites a table's first page; nobody may have the file open."""
+
+    def overwrite(table: str) -> None:
+        with closing(sqlite3.connect(file)) as connection:
+            (size,) = connection.execute("PRAGMA page_size").fetchone()
+            (page,) = connection.execute(
+                "SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)
+            ).fetchone()
+        with file.open("r+b") as opened:
+            opened.seek((page - 1) * size)
+            opened.write(b"\xff" * size)
+
+    return overwrite
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from eventbus.errors import RetryLater
 from eventbus.memory_bus import MemoryBus
 from memory.consumer import consume
 from memory.memories import Memories
+from memory.records import Credited
 from memory.requests import Credit, Recall
 from servicekit.errors import InvalidArgument
 
@@ -44,7 +46,7 @@ class Replay(MemoryBus):
 
 
 async def act_on(memories: Memories, *log: events_pb2.Envelope) -> None:
-    await consume(Replay(log), memories, asyncio.Event(), max_in_flight=1)
+    await consume(Replay(log), memories, asyncio.Event())
 
 
 def judged(rollout_id: str = ROLLOUT, version: str = "g1", **outcome: Any) -> events_pb2.Envelope:
@@ -129,17 +131,70 @@ async def test_a_file_that_cannot_be_used_brings_the_event_back_and_credits_once
     assert learned(memories) == [(0.5, 1), (0.0, 0)]
 
 
+async def test_a_damaged_file_brings_the_event_back(
+    memories: Memories, used: str, damage: Callable[[str], None], open_memories: Any
+) -> None:
+    memories.close()
+    damage("credits")
+    damaged = open_memories()
+    with pytest.raises(RetryLater, match="is damaged"):
+        await act_on(damaged, scored(1.0))
+    damaged.close()
+
+
+async def test_an_event_of_no_rollout_names_that_field(memories: Memories) -> None:
+    event = scored(1.0)
+    event.rollout_id = ""
+    with pytest.raises(InvalidArgument, match="rollout_id: found nothing"):
+        await act_on(memories, event)
+
+
 async def test_a_score_that_is_no_number_is_refused(memories: Memories, used: str) -> None:
     with pytest.raises(InvalidArgument, match="reward: found nan"):
         await act_on(memories, scored(float("nan")))
     assert learned(memories) == [(0.0, 0), (0.0, 0)]
 
 
+class Watched(Memories):
+    """Keeps the first credit waiting for a second one, and the order in which they end."""
+
+    def __init__(self, inner: Memories) -> None:
+        self.inner = inner
+        self.entered: list[float] = []
+        self.ended: list[float] = []
+        self.second = threading.Event()
+
+    def credit(self, credit: Credit) -> tuple[Credited, ...]:
+        self.entered.append(credit.reward)
+        if len(self.entered) == 1:
+            self.second.wait(0.5)
+        else:
+            self.second.set()
+        credited = self.inner.credit(credit)
+        self.ended.append(credit.reward)
+        return credited
+
+
+async def test_events_are_credited_in_the_order_of_the_log(memories: Memories, used: str) -> None:
+    bus, stop, watched = MemoryBus(), asyncio.Event(), Watched(memories)
+    rewards = [1.0, -1.0, 0.25]
+    for number, reward in enumerate(rewards):
+        await bus.publish(scored(reward, version=f"g{number}"))
+    working = asyncio.create_task(consume(bus, watched, stop))
+    async with asyncio.timeout(10):
+        while len(watched.ended) < len(rewards):
+            await asyncio.sleep(0.005)
+    stop.set()
+    await working
+    assert watched.ended == rewards
+    assert learned(memories)[0] == (((0.5 - 1) / 2 + 0.25) / 2, 3)
+
+
 async def test_events_of_the_bus_are_consumed_until_told_to_stop(
     memories: Memories, used: str
 ) -> None:
     bus, stop = MemoryBus(), asyncio.Event()
-    working = asyncio.create_task(consume(bus, memories, stop, max_in_flight=4))
+    working = asyncio.create_task(consume(bus, memories, stop))
     await bus.publish(scored(1.0))
     await bus.publish(scored(1.0))
     async with asyncio.timeout(10):

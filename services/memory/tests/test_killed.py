@@ -46,6 +46,7 @@ def test_what_was_answered_outlives_a_kill(
     process.kill()
     said += process.stdout.read().splitlines(keepends=True)
     process.wait()
+    assert len([line for line in said if line.endswith("\n")]) >= answers
     memories = open_memories()
     kept = {m.memory_id: m.utility for m in memories.page("ns", "", 0, 1000).memories}
     for line in said:

@@ -13,11 +13,12 @@ from memory.memories import Memories
 from memory.records import Recalled
 from memory.requests import Credit, Recall, Remember
 from memory.store import MemoryStore
-from servicekit.errors import AlreadyExists, FailedPrecondition, NotFound
+from servicekit.errors import AlreadyExists, DataLoss, FailedPrecondition, NotFound, Unavailable
 
 Add = Callable[..., str]
 ROLLOUT = "01890a5d-ac96-774b-bcce-b302099a8057"
 OTHER = "0190b5c2-0000-7000-8000-0000000000ff"
+REMEMBER = {"namespace": "ns", "intent": "b", "experience": "e"}
 
 
 def recall(memories: Memories, **changes: Any) -> tuple[Recalled, ...]:
@@ -112,6 +113,29 @@ def test_a_rollout_gets_its_first_answer_again_and_uses_it_once(
     assert ids(recall(memories, max_memory_count=1)) == [low], "others see what was learned"
     assert again[0].memory.recall_count == 1
     assert credit(memories, "c2", rollout_id=ROLLOUT).keys() == {high}
+
+
+def test_a_rollout_that_got_nothing_gets_nothing_again(memories: Memories, remember: Add) -> None:
+    assert recall(memories, rollout_id=ROLLOUT) == ()
+    one = remember("0.9 a")
+    assert recall(memories, rollout_id=ROLLOUT) == ()
+    assert credit(memories, rollout_id=ROLLOUT) == {}
+    assert ids(recall(memories, rollout_id=OTHER)) == [one]
+    memories.forget("ns", one)
+    remember("0.9 b")
+    assert recall(memories, rollout_id=OTHER) == (), "what it got is forgotten"
+
+
+def test_rollouts_that_give_no_seed_explore_at_the_rate_and_each_alike_when_repeated(
+    memories: Memories, remember: Add
+) -> None:
+    best, other = remember("0.9 a", utility=1.0), remember("0.8 b")
+    asked = {"max_memory_count": 1, "exploration_rate": 0.4}
+    drawn = [ids(recall(memories, query=f"q{number}", **asked)) for number in range(200)]
+    assert drawn == [ids(recall(memories, query=f"q{number}", **asked)) for number in range(200)]
+    assert drawn.count([best]) + drawn.count([other]) == 200
+    # Half of the draws draw the best.
+    assert 20 <= drawn.count([other]) <= 60
 
 
 def test_several_recalls_of_a_rollout_are_credited_together_and_each_memory_once(
@@ -269,6 +293,56 @@ def test_a_file_in_use_is_refused(memories: Memories, open_memories: Any, rememb
     with pytest.raises(FailedPrecondition, match="another memory service"):
         open_memories()
     remember("the first goes on")
+
+
+@pytest.mark.parametrize(
+    "made", ["CREATE TABLE memories (a)", "CREATE TABLE a (b); PRAGMA user_version = 1"]
+)
+def test_a_file_of_another_program_is_refused_and_stays_as_it_is(
+    file: Path, open_memories: Callable[..., Memories], made: str
+) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(made)
+    before = file.read_bytes()
+    with pytest.raises(FailedPrecondition, match="of another program"):
+        open_memories()
+    assert file.read_bytes() == before
+
+
+def test_a_file_whose_making_was_cut_short_is_made_whole(
+    file: Path, open_memories: Callable[..., Memories]
+) -> None:
+    open_memories().close()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript("DROP TABLE credited; PRAGMA user_version = 0")
+    memories = open_memories()
+    assert credit(memories, rollout_id=ROLLOUT) == {}
+    memories.close()
+
+
+def test_a_damaged_file_is_named_as_such(
+    file: Path, open_memories: Callable[..., Memories], damage: Callable[[str], None]
+) -> None:
+    memories = open_memories()
+    memories.remember(Remember(namespace="ns", intent="a", experience="e"))
+    memories.close()
+    damage("memories")
+    memories = open_memories()
+    for use in (recall, utilities, lambda m: m.remember(Remember(**REMEMBER))):
+        with pytest.raises(DataLoss, match=f"{file} is damaged"):
+            use(memories)
+    memories.close()
+    file.write_bytes(b"no SQLite file" * 100)
+    with pytest.raises(DataLoss, match="no SQLite file"):
+        open_memories()
+
+
+def test_a_folder_that_cannot_be_used_is_named(
+    file: Path, open_memories: Callable[..., Memories]
+) -> None:
+    file.with_name(file.name + ".lock").mkdir()
+    with pytest.raises(Unavailable, match=f"{file} cannot be opened"):
+        open_memories()
 
 
 def test_a_file_of_another_embedder_or_version_is_refused_and_let_go(

@@ -36,6 +36,7 @@ CREDIT = {
         (Remember, REMEMBER, {"utility": float("nan")}, "utility", "found nan"),
         (Remember, REMEMBER, {"utility": float("inf")}, "utility", "found inf"),
         (Remember, REMEMBER, {"utility": 1e7}, "utility", "from -1e+06 to 1e+06"),
+        (Remember, REMEMBER, {"utility": 1000000.5}, "utility", "found 1000000.5"),
         (Recall, RECALL, {"query": "\0"}, "query", "found NUL"),
         (Recall, RECALL, {"query": "x" * 2**20}, "query", "at most 8192"),
         (Recall, RECALL, {"max_candidate_count": -1}, "max_candidate_count", "1 to 1000"),

@@ -55,6 +55,10 @@ def test_no_candidate_is_no_memory() -> None:
     assert choose([], []).selected == ()
 
 
+def test_a_text_passes_the_gate_of_its_own_cosine_though_float32_rounds_it() -> None:
+    assert choose([1 - 5e-7, 0.99], [0.0, 0.0], delta=1.0).selected == (0,)
+
+
 def test_equal_utilities_leave_the_order_to_the_similarity() -> None:
     # Their mean is 0.1 and a rounding.
     assert choose([0.2, 0.9, 0.5], [0.1, 0.1, 0.1]).selected == (1, 2, 0)

@@ -162,6 +162,15 @@ async def test_every_call_may_be_repeated(stub: Any) -> None:
     assert (await stub.GetMemory(kept)).memory.intent == "0.9 a"
 
 
+async def test_memories_are_credited_in_any_order(stub: Any) -> None:
+    made = [await remember(stub, text) for text in "abc"]
+    one, other = (
+        pb.CreditMemoriesRequest(credit_id="c", memories=named(*order), reward=1)
+        for order in (made, made[::-1])
+    )
+    assert await stub.CreditMemories(one) == await stub.CreditMemories(other)
+
+
 async def test_pages_end(stub: Any) -> None:
     made = [await remember(stub, f"{number / 10}") for number in range(5)]
     request, found = pb.ListMemoriesRequest(namespace="ns", page_size=2), []

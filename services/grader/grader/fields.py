@@ -126,7 +126,7 @@ class Fields:
         """Read a whole number between `low` and `high`, both included."""
         number = self.number(key, default, low=low, high=high)
         if number != int(number):
-            self.problems.add(self.at(key), f"must be a whole number, found {number:g}")
+            self.problems.add(self.at(key), f"must be a whole number, found {number}")
         value = self.values.get(key)
         return value if isinstance(value, int) else int(number)
 

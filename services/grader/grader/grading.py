@@ -93,7 +93,7 @@ def _bounded(combined: float, definition: Definition) -> float:
     if score is None:
         bounds = definition.bounds
         raise GradingFaultError(
-            f"the combined score {combined:g} lies outside the range [{bounds.low:g}, {bounds.high:g}] "
+            f"the combined score {combined} lies outside the range [{bounds.low:g}, {bounds.high:g}] "
             "and the rule is refuse; widen the range or use clip or affine",
             kind=GraderErrorKind.DEFINITION,
             retryable=False,

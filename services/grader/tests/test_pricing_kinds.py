@@ -162,3 +162,9 @@ def test_a_wrong_definition_names_its_field(grader: dict[str, object], path: str
     with pytest.raises(InvalidArgument) as caught:
         Definitions(package_version="1").parse(json.dumps(grader))
     assert path in caught.value.violations
+
+
+def test_a_number_just_above_its_limit_is_told_whole() -> None:
+    grader = {**LENGTH, "penalty": "soft_overlong", "maximum": 10, "cache": 10.00000001}
+    with pytest.raises(InvalidArgument, match=r"found 10\.00000001"):
+        Definitions(package_version="1").parse(json.dumps(grader))

@@ -156,7 +156,7 @@ def wrong_limits(limits: Limits, policy: Policy) -> dict[str, str]:
     )
     for name, value, lowest, highest in bounds:
         if not lowest <= value <= highest:
-            wrong[f"limits.{name}"] = f"found {value:g}; must be {lowest:g} to {highest:g}"
+            wrong[f"limits.{name}"] = f"found {value}; must be {lowest} to {highest}"
     if limits.disk_bytes + limits.shm_bytes >= limits.memory_bytes:
         wrong.setdefault(
             "limits.disk_bytes",

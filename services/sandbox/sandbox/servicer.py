@@ -210,7 +210,7 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
         seconds = request.idle_timeout.ToNanoseconds() / 1e9
         if not 0 <= seconds <= self._policy.max_lifetime_seconds:
             limit = self._policy.max_lifetime_seconds
-            raise InvalidArgument(f"idle_timeout: found {seconds:g} s; at most {limit:g} s")
+            raise InvalidArgument(f"idle_timeout: found {seconds} s; at most {limit:g} s")
         info = self._manager.extend(caller, request.rollout_id, request.sandbox_id, seconds)
         return pb.ExtendLifetimeResponse(
             idle_deadline_time=convert.timestamp(info.idle_deadline_time)

@@ -242,7 +242,9 @@ async def test_bad_requests_name_every_field(client, suite):
         rollout_id,
         template="windows",
         network_profile="open",
-        limits=pb.SandboxLimits(memory_bytes=1 << 28, disk_bytes=1 << 28, max_processes=-1),
+        limits=pb.SandboxLimits(
+            memory_bytes=1 << 28, disk_bytes=1 << 28, max_processes=-1, max_inodes=123_456_789
+        ),
         env={"A=B": "c"},
         lifetime=Duration(seconds=100_000),
     )
@@ -252,9 +254,11 @@ async def test_bad_requests_name_every_field(client, suite):
         "network_profile",
         "limits.disk_bytes",
         "limits.max_processes",
+        "limits.max_inodes",
         "env",
         "lifetime",
     }
+    assert error.violations["limits.max_inodes"].startswith("found 123456789; must be 1000 to ")
     missing = pb.CreateSandboxRequest(rollout_id=rollout_id, run_id="run-1")
     assert (
         "purpose"

@@ -118,6 +118,6 @@ def _parse_penalty(fields: Fields) -> Penalty:
     cache = fields.number("cache", low=1.0)
     if cache > maximum:
         fields.problems.add(
-            fields.at("cache"), f"must be at most the maximum, {maximum:g}, found {cache:g}"
+            fields.at("cache"), f"must be at most the maximum, {maximum}, found {cache}"
         )
     return SoftOverlong(maximum=maximum, cache=cache)

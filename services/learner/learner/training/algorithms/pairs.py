@@ -129,7 +129,7 @@ def pair_figures(rewards_T: torch.Tensor, pairs: PairTokens) -> dict[str, float]
 
 
 def _label_figures(label_N: torch.Tensor) -> dict[str, float]:
-    """Returns what `rewards/probability` and the loss of a batch would be if every label were met."""
+    """Returns what `rewards/probability` and the loss would be if every label were met, margins and smoothing aside."""
     entropy_N = torch.special.entr(label_N) + torch.special.entr(1.0 - label_N)
     return {
         "labels/probability": float(torch.maximum(label_N, 1.0 - label_N).mean()),

@@ -29,7 +29,8 @@ from console.facts import (
     StepTrained,
 )
 from console.spans import Span
-from servicekit.errors import DataLoss, FailedPrecondition, Unavailable
+from servicekit.errors import FailedPrecondition
+from servicekit.sqlite_files import refuse_foreign, typed_errors
 
 SCHEMA_VERSION = 1
 """Stored as SQLite's user_version; an archive of another version is refused."""
@@ -60,27 +61,23 @@ class Archive:
         """Opens the archive, making it if there is none.
 
         Raises:
-            FailedPrecondition: the file is an archive of another version.
-            DataLoss: the file is damaged or is no archive.
+            FailedPrecondition: the file is an archive of another version, or of another program.
+            DataLoss: the file is damaged, or no SQLite file.
             Unavailable: the folder cannot be written to, or the disk is full.
         """
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with typed_errors(path):
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        except sqlite3.OperationalError as err:
-            raise Unavailable(f"the archive {path} cannot be opened: {err}") from err
-        try:
-            self._prepare()
-        except sqlite3.OperationalError as err:
-            self._connection.close()
-            raise Unavailable(f"the archive {path} cannot be opened: {err}") from err
-        except sqlite3.DatabaseError as err:
-            self._connection.close()
-            raise DataLoss(f"{path} is not a console archive or is damaged: {err}") from err
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
 
     def _prepare(self) -> None:
         connection = self._connection
+        refuse_foreign(connection, self.path, "cursor")
         connection.execute("PRAGMA journal_mode = WAL")
         # A power cut may lose the last commits, cursor included; the stream then tells them again.
         connection.execute("PRAGMA synchronous = NORMAL")

@@ -1,4 +1,5 @@
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -218,13 +219,23 @@ def test_writing_spans_alone_leaves_the_cursor(archive: Archive, demo: Any) -> N
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "console.sqlite"
     path.write_bytes(b"not a database, " * 100)
-    with pytest.raises(DataLoss, match=r"console\.sqlite is not a console archive"):
+    with pytest.raises(DataLoss, match=r"console\.sqlite is damaged or no SQLite file"):
         Archive(path)
+
+
+def test_a_file_of_another_program_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "console.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE events (a)")
+    before = path.read_bytes()
+    with pytest.raises(FailedPrecondition, match="of another program"):
+        Archive(path)
+    assert path.read_bytes() == before
 
 
 def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "console.sqlite").mkdir()
-    with pytest.raises(Unavailable, match=r"console\.sqlite cannot be opened"):
+    with pytest.raises(Unavailable, match=r"console\.sqlite cannot be used"):
         Archive(tmp_path / "console.sqlite")
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from servicekit.errors import Unavailable
+from servicekit.sqlite_files import refuse_foreign, typed_errors
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS judged (
@@ -48,17 +48,24 @@ class Judged:
 class JudgedStore:
     """SQLite file of judgements; safe to use from several threads.
 
-    Each method raises Unavailable where the file cannot be used now, as on a full disk.
+    Each method raises Unavailable where the file cannot be used now, as on a full disk; DataLoss where it is damaged.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file."""
+        """Open or make the file.
+
+        Raises:
+            FailedPrecondition: it is of another program.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._lock = threading.Lock()
-        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.execute("PRAGMA synchronous=NORMAL")
-        self._connection.executescript(_SCHEMA)
+        with typed_errors(path):
+            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            refuse_foreign(self._connection, path, "judged")
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._connection.executescript(_SCHEMA)
 
     def find(self, finished_event_id: str) -> Judged | None:
         """Return the judgement of a finished event, if there is one."""
@@ -102,11 +109,8 @@ class JudgedStore:
 
     @contextmanager
     def _working(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                yield self._connection
-            except sqlite3.OperationalError as err:
-                raise Unavailable(f"the file of judgements cannot be used: {err}") from err
+        with self._lock, typed_errors(self._path):
+            yield self._connection
 
     def _select(self, condition: str, values: tuple[object, ...]) -> list[Judged]:
         with self._working() as connection:

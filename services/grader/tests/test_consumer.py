@@ -335,7 +335,7 @@ async def test_a_file_of_judgements_that_cannot_be_used_is_waited_for(
         delivery = Delivery(envelope=finished, sequence=1, delivery_count=1, context=Context())
         bus = MemoryBus()
         consumer = make_consumer(bus)
-        with pytest.raises(RetryLater, match="file of judgements"):
+        with pytest.raises(RetryLater, match=r"grader\.sqlite cannot be used"):
             await consumer.handle(delivery)
         assert [event async for event in bus.read()] == []
         other.execute("ALTER TABLE elsewhere RENAME TO judged")

@@ -1,6 +1,11 @@
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from grader.store import Judged, JudgedStore
+from servicekit.errors import DataLoss, FailedPrecondition
 
 
 def _judged(event_id: str = "e1", version: str = "v1") -> Judged:
@@ -33,3 +38,14 @@ def test_an_attempt_is_judged_once_per_version(tmp_path: Path) -> None:
     assert not store.add(_judged("e2"), 2.0)
     assert store.add(_judged("e3", "v2"), 2.0)
     assert store.find("e2") is None
+
+
+def test_a_file_that_is_damaged_or_of_another_program_is_named(tmp_path: Path) -> None:
+    damaged, foreign = tmp_path / "damaged", tmp_path / "foreign"
+    damaged.write_bytes(b"no SQLite file" * 100)
+    with pytest.raises(DataLoss, match="damaged is damaged"):
+        JudgedStore(damaged)
+    with closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("CREATE TABLE a (b)")
+    with pytest.raises(FailedPrecondition, match="foreign is a file of another program"):
+        JudgedStore(foreign)

@@ -8,12 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
-from servicekit.errors import DataLoss, FailedPrecondition, Unavailable
+from servicekit.errors import FailedPrecondition, Unavailable
+from servicekit.sqlite_files import refuse_foreign, typed_errors
 
 SCHEMA_VERSION = 1
 """Stored as SQLite's user_version; a file of another version is refused."""
-_APPLICATION_ID = int.from_bytes(b"HMEM")
-"""Stored as SQLite's application_id: whose file it is."""
 
 
 class Database:
@@ -52,7 +51,7 @@ class Database:
             Unavailable: the file cannot be written, as on a full disk.
             DataLoss: it is damaged.
         """
-        with self._typed_errors(), self.connection:
+        with typed_errors(self._path), self.connection:
             self.connection.execute("BEGIN IMMEDIATE")
             yield self.connection
 
@@ -69,15 +68,14 @@ class Database:
         return lock
 
     def _opened(self) -> sqlite3.Connection:
-        with self._typed_errors():
+        with typed_errors(self._path):
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             try:
-                self._check_whose(connection)
+                refuse_foreign(connection, self._path, "embedder")
                 connection.execute("PRAGMA journal_mode = WAL")
                 # What was answered, and the event that was acknowledged, outlive a power cut too.
                 connection.execute("PRAGMA synchronous = FULL")
-                # Before the schema, so that a file whose making was cut short is known again.
-                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                self._check_version(connection)
                 schema = resources.files("memory").joinpath("schema.sql")
                 connection.executescript(schema.read_text(encoding="ascii"))
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -86,29 +84,10 @@ class Database:
                 raise
             return connection
 
-    def _check_whose(self, connection: sqlite3.Connection) -> None:
-        """Refuse what this service did not make; nothing is written to it."""
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
+    def _check_version(self, connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if application != _APPLICATION_ID and (tables or application or version):
-            raise FailedPrecondition(
-                f"{self._path} is a file of another program: move it away, or set data_dir"
-            )
         if version not in (0, SCHEMA_VERSION):
             raise FailedPrecondition(
                 f"{self._path} is a file of version {version}, this service writes version {SCHEMA_VERSION}: "
                 "run the service that made it, or move the file away"
             )
-
-    @contextmanager
-    def _typed_errors(self) -> Iterator[None]:
-        """Raise what SQLite's errors mean to callers; a defect of ours stays what it is."""
-        try:
-            yield
-        except sqlite3.OperationalError as err:
-            raise Unavailable(f"{self._path} cannot be used: {err}") from err
-        except sqlite3.DatabaseError as err:
-            if type(err) is not sqlite3.DatabaseError:
-                raise
-            raise DataLoss(f"{self._path} is damaged or no SQLite file: {err}") from err

@@ -206,13 +206,13 @@ async def test_consume_keeps_a_long_handler_single(make_bus, publish_turns, cons
 
     async def handle(delivery):
         counts.append(delivery.delivery_count)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(1.5)
         done.set()
 
     await consuming(
         stop,
-        first.consume("c", ["rollout_turn"], handle, stop=stop, ack_wait_seconds=0.2),
-        second.consume("c", ["rollout_turn"], handle, stop=stop, ack_wait_seconds=0.2),
+        first.consume("c", ["rollout_turn"], handle, stop=stop, ack_wait_seconds=0.5),
+        second.consume("c", ["rollout_turn"], handle, stop=stop, ack_wait_seconds=0.5),
         until=done,
     )
     assert counts == [1]

@@ -33,6 +33,7 @@ from servicekit.channels import connect
 from servicekit.errors import (
     DeadlineExceeded,
     FailedPrecondition,
+    HoneError,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
@@ -172,16 +173,28 @@ async def test_a_full_sandbox_service_is_asked_again(key_file: Path, tokens: Tok
     assert servicer.epochs == [7, 7, 7]
 
 
+async def end_of_waiting(key_file: Path, tokens: Tokens, *, full: int, hangs: bool) -> HoneError:
+    """Returns how a create ended that was refused first; where this machine is slow, that takes a longer deadline."""
+    seconds = 0.5
+    while True:
+        servicer = Sandboxes(full=full, hangs=hangs)
+        with pytest.raises((ResourceExhausted, DeadlineExceeded)) as caught:
+            await create(key_file, tokens, servicer, seconds)
+        if len(servicer.epochs) > 1:
+            return caught.value
+        seconds *= 2
+
+
 async def test_room_is_waited_for_within_the_deadline(key_file: Path, tokens: Tokens) -> None:
-    with pytest.raises(ResourceExhausted, match="no room"):
-        await create(key_file, tokens, Sandboxes(full=10_000), 0.5)
+    error = await end_of_waiting(key_file, tokens, full=10_000, hangs=False)
+    assert isinstance(error, ResourceExhausted) and error.message == "no room"
 
 
 async def test_want_of_room_is_the_reason_also_where_the_time_ends_within_a_call(
     key_file: Path, tokens: Tokens
 ) -> None:
-    with pytest.raises(ResourceExhausted, match="no room"):
-        await create(key_file, tokens, Sandboxes(full=1, hangs=True), 0.5)
+    error = await end_of_waiting(key_file, tokens, full=1, hangs=True)
+    assert isinstance(error, ResourceExhausted) and error.message == "no room"
     with pytest.raises(DeadlineExceeded):
         await create(key_file, tokens, Sandboxes(full=0, hangs=True), 0.1)
 

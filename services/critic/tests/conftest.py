@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
+import openai  # noqa: F401  # else the first question of a test would import it, within its deadline
 import pytest
 from aiohttp import web
 from opentelemetry import trace

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SHARED = Path(os.environ.get("HONE_SHARED") or ROOT / "shared")
+SHARED = Path(os.environ.get("HONE_SHARED") or ROOT.parent / "shared")
 CASES = SHARED / "cases" / "losses.json"
 needs_cases = pytest.mark.skipif(
     not CASES.exists(), reason=f"{CASES} is not there; set HONE_SHARED"

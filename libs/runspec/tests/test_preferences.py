@@ -12,7 +12,7 @@ USER = {"role": "user", "content": "What is 2 + 3?"}
 GOOD = {"role": "assistant", "content": "5"}
 BAD = {"role": "assistant", "content": "6"}
 PAIR = {"prompt": "x", "chosen": "a", "rejected": "b"}
-SHARED = Path(os.environ.get("HONE_SHARED") or Path(__file__).parents[3] / "shared")
+SHARED = Path(os.environ.get("HONE_SHARED") or Path(__file__).parents[4] / "shared")
 CASES = SHARED / "cases" / "losses.json"
 HEAD = "\n\nHuman: What is 2 + 3?\n\nAssistant:"
 

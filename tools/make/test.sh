@@ -20,7 +20,7 @@ step "tests: unit"
 tools/make/unit.sh "$out" || failed=1
 [ "${CI:-}" != true ] || tools/make/setup_engines.sh
 
-# What mostly waits runs beside what computes: one part more than there are cores at a time, in an order that leaves no
+# What mostly waits runs beside what computes: two parts more than there are cores at a time, in an order that leaves no
 # long part for the end. A part is shown whole when it ends.
 part() { # interpreter, name, pytest arguments
 	local log="$out/$2.log" ended=0 began=$SECONDS
@@ -35,7 +35,7 @@ export out
 models=(services/learner services/rollout tools)
 named=(services/sandbox services/grader "${models[@]}")
 mapfile -t others < <(printf '%s\n' libs/* services/* | grep -vxF "$(printf '%s\n' "${named[@]}")")
-xargs -P $(($(nproc) + 1)) -L 1 bash -c 'part "$@"' - <<-parts || failed=1
+xargs -P $(($(nproc) + 2)) -L 1 bash -c 'part "$@"' - <<-parts || failed=1
 	$bin/python together tests --ignore tests/e2e
 	$bin/python sandboxes services/sandbox -m "slow or model"
 	$bin/python e2e tests/e2e

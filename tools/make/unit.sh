@@ -13,7 +13,7 @@ half() { # name, folders
 }
 reports=${1:-}
 with_torch=(services/learner services/rollout libs/modelstore libs/runspec libs/trajectory tools)
-with_torch+=(services/critic services/console) # no torch, but so both halves take about as long
+with_torch+=(services/critic services/console services/memory) # no torch, but so both halves take about as long
 mapfile -t others < <(printf '%s\n' libs/* services/* | grep -vxF "$(printf '%s\n' "${with_torch[@]}")")
 
 half second "${with_torch[@]}" >"$out/second.log" 2>&1 &

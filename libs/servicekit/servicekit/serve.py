@@ -183,15 +183,14 @@ def make_server(
 
 
 def _bind(server: grpc.aio.Server, settings: ServiceSettings) -> int:
-    address = f"{settings.host}:{settings.port}"
+    name = f"{settings.model_config.get('env_prefix', '')}PORT"
+    problem = f"{name}: port {settings.port} on {settings.host} is in use or not allowed"
     try:
-        port = server.add_insecure_port(address)
+        port = server.add_insecure_port(f"{settings.host}:{settings.port}")
     except RuntimeError as error:
-        raise OSError(
-            f"port {settings.port} on {settings.host} is in use or not allowed"
-        ) from error
+        raise OSError(problem) from error
     if port == 0:
-        raise OSError(f"port {settings.port} on {settings.host} is in use or not allowed")
+        raise OSError(problem)
     return port
 
 

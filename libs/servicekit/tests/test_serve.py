@@ -115,10 +115,11 @@ def test_port_in_use_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
-        process = start(tmp_path, "pass", port=taken.getsockname()[1])
+        port = taken.getsockname()[1]
+        process = start(tmp_path, "pass", port=port)
         assert process.wait(20) == 1
     log = (tmp_path / "log").read_text()
-    assert "in use" in log
+    assert f"HONE_PROBE_PORT: port {port} on 127.0.0.1 is in use" in log
     assert "Traceback" not in log
 
 

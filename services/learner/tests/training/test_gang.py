@@ -210,7 +210,7 @@ def test_ranks_that_cannot_open_the_run_say_why(tmp_path: Path, tiny_folder: Pat
 LEARNER = """
 import sys, pickle, threading, time
 from pathlib import Path
-from learner.gang import Gang, rank_environment
+from learner.gang import Gang
 settings, logs = pickle.load(sys.stdin.buffer)
 gang = Gang(settings, 2, Path(logs))
 threading.Thread(target=gang.restore, daemon=True).start()

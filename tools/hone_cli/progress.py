@@ -45,6 +45,8 @@ class RunProgress:
     _told: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS + 1))
     """When steps were told, and how many were done by then."""
     _num_done: int = 0
+    _is_at_work: bool = False
+    """Whether a stage has counted anything: until then models are loaded, which no later step does again."""
 
     def begin(self, num_done: int, now: float) -> None:
         """Notes how many steps were done before watching began; they say nothing about speed."""
@@ -68,6 +70,10 @@ class RunProgress:
         """Notes where the stage under way stands."""
         if (stage, step) != (self._stage, self._step) or self._stage_begun is None:
             self._stage_begun = (now, done)
+        if total and not self._is_at_work:
+            self._is_at_work = True
+            if len(self._told) == 1 and step == self._num_done:
+                self._told[0] = (now, step)
         self._stage, self._step, self._done, self._total = stage, step, done, total
 
     def standing(self, now: float) -> Standing:

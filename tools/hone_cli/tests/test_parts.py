@@ -68,6 +68,16 @@ def test_steps_that_are_told_together_count_one_by_one() -> None:
     assert standing.seconds_left == pytest.approx(80.0)
 
 
+def test_what_comes_before_the_first_step_is_no_part_of_a_step() -> None:
+    progress = RunProgress(num_steps=4)
+    progress.begin(0, 0.0)
+    progress.progressed(0, "measuring", 0, 0, 5.0)
+    progress.progressed(0, "training", 0, 16, 100.0)
+    progress.progressed(0, "training", 8, 16, 105.0)
+    progress.step_done(0, 110.0)
+    assert progress.standing(110.0).seconds_left == 3 * 10.0
+
+
 def test_progress_of_an_evaluation_counts_its_rollouts() -> None:
     progress = RunProgress(num_steps=0)
     progress.begin(0, 0.0)

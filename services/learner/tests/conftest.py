@@ -24,6 +24,6 @@ def case() -> Callable[[str], Any]:
     shared = Path(os.environ.get("HONE_SHARED", Path(__file__).parents[4] / "shared"))
     file = shared / "cases" / "losses.json"
     if not file.is_file():
-        pytest.skip("the shared cases are not at hand")
+        pytest.skip(f"{file} is not there; set HONE_SHARED")
     cases = json.loads(file.read_text(encoding="utf-8"))["cases"]
     return {case["id"]: case for case in cases}.__getitem__

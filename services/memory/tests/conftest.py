@@ -112,6 +112,6 @@ def case() -> Callable[[str], dict[str, Any]]:
     shared = Path(os.environ.get("HONE_SHARED", Path(__file__).parents[4] / "shared"))
     cases = shared / "cases" / "losses.json"
     if not cases.exists():
-        pytest.skip("the shared cases are not at hand")
+        pytest.skip(f"{cases} is not there; set HONE_SHARED")
     rows = json.loads(cases.read_text(encoding="utf-8"))["cases"]
     return {row["id"]: row for row in rows}.__getitem__

@@ -22,7 +22,7 @@ from hone.memory.v1 import memory_pb2_grpc
 
 from eventbus.envelope import new_envelope
 from eventbus.nats_bus import NatsBus
-from eventbus.testing import NatsServer, nats_server  # noqa: F401
+from eventbus.testing import NatsServer, nats_server  # noqa: F401  # a fixture
 from servicekit.channels import connect
 
 ROLLOUT = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -139,7 +139,7 @@ async def test_a_second_process_on_the_same_file_is_refused_in_one_line(tmp_path
 @pytest.mark.fault
 async def test_rewards_of_the_log_are_learned_once_through_a_kill_and_a_new_log(
     tmp_path: Path,
-    nats_server: NatsServer,  # noqa: F811
+    nats_server: NatsServer,  # noqa: F811  # the fixture
 ) -> None:
     async with await NatsBus.connect(nats_server.url, name="test") as bus:
         async with service(tmp_path, nats_server.url) as running:

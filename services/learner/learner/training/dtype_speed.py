@@ -107,6 +107,7 @@ def update_parts(settings: PolicySettings, device: torch.device) -> UpdateParts:
         num_layers, vocabulary = whole.num_hidden_layers, whole.vocab_size
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.manual_seed(0)
+            # transformers has no types for it
             model: Any = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 _of_one_layer(config),
                 dtype=DTYPES[settings.dtype],

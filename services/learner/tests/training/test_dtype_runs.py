@@ -102,7 +102,7 @@ class Learner:
 
     def start(self, model: Path, algorithm: str, rows: bytes, **train: Any) -> Run:
         kind = "preferences" if algorithm == "reward_model" else "tasks"
-        data, _ = self.datasets.store(kind, rows)  # type: ignore[arg-type]
+        data, _ = self.datasets.store(kind, rows)  # type: ignore[arg-type]  # kind is one of its literals
         spec = RunSpec.model_validate(
             {
                 "name": "demo",

@@ -159,6 +159,7 @@ def test_an_adapter_of_the_output_layer_is_refused(
         with pytest.raises(
             ModelUnusableError, match=rf"model\.{field}: .* adapts lm_head.*only an"
         ):
+            # settings has one field or the other, of the right type each.
             load_policy(PolicySettings(folder=tiny_folder, full=full, **settings))  # type: ignore[arg-type]
 
 

@@ -1,40 +1,28 @@
 """Runs with `model.dtype: auto`: measured once, the same type for everyone, kept when resumed."""
 
 import asyncio
-import random
-import time
-import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
-from google.protobuf import json_format
 from learner_world import World, always, never_measured
+from local_learner import LocalLearner
 from safetensors.torch import load, load_file
 
 from eventbus.bus import Delivery
 from eventbus.memory_bus import MemoryBus
-from learner.adapters import AdapterStore
 from learner.checkpoints import LATEST
-from learner.cores import TorchCore
-from learner.datasets import DatasetStore
 from learner.dtype_choice import DtypeSeconds, choose_dtype
 from learner.dtype_probe import DtypeProbe, MeasureDtypes
 from learner.exports import Exporter, FileHead
-from learner.manager import RunManager
 from learner.ports import Stopped
-from learner.rollback import Rollbacks
-from learner.runner import Runner, spec_of
-from learner.runs import Run, RunState, RunStore
-from learner.settings import LearnerSettings
-from runspec.convert import run_spec_to_proto
+from learner.runner import spec_of
+from learner.runs import Run, RunState
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition
-from trajectory.types import ToolDefinition
 
 pytestmark = pytest.mark.slow
 
@@ -73,31 +61,11 @@ class GatedWorld(World):
         await super().handle(delivery)
 
 
-class NoTools:
-    async def definitions(self, names: Sequence[str]) -> Mapping[str, ToolDefinition]:
-        return {}
-
-
-class Learner:
-    """A learner in a folder, as it is after a start."""
+class Learner(LocalLearner):
+    """Starts runs with auto, and exports what they made."""
 
     def __init__(self, folder: Path, bus: MemoryBus, measure: MeasureDtypes) -> None:
-        self.store = RunStore(folder / "runs")
-        self.datasets = DatasetStore(folder / "datasets")
-        adapters = AdapterStore(self.store)
-        settings = LearnerSettings(model_cache_dir=folder / "models", threads=1)
-        runner = Runner(
-            bus=bus,
-            store=self.store,
-            datasets=self.datasets,
-            adapters=adapters,
-            make_core=partial(TorchCore, settings=settings),
-            measure_dtypes=measure,
-            tools=NoTools(),
-            rng=random.Random(0),
-        )
-        rollbacks = Rollbacks(self.store, adapters, runner.announce_rollback, spec_of)
-        self.manager = RunManager(self.store, runner.run, runner.announce_end, time.time, rollbacks)
+        super().__init__(folder, bus, measure)
         self.exporter = Exporter(self.store, folder / "models", spec_of)
 
     def start(self, model: Path, algorithm: str, rows: bytes, **train: Any) -> Run:
@@ -114,13 +82,7 @@ class Learner:
                 "grader": {"type": "answer", "reference": "{{item.answer}}"},
             }
         )
-        message = json_format.MessageToJson(run_spec_to_proto(spec))
-        return self.manager.start("demo", str(uuid.uuid4()), message)
-
-    async def end_of(self, run_id: str) -> Run:
-        news = [item async for item in self.manager.hub(run_id).watch()]
-        assert isinstance(news[-1], Run)
-        return news[-1]
+        return self.begin(spec)
 
     async def exported(self, run: Run) -> dict[str, Any]:
         files: dict[str, bytes] = {}
@@ -174,7 +136,7 @@ async def test_a_run_goes_on_with_the_type_that_was_measured_first_and_everyone_
         second = Learner(tmp_path, bus, never_measured)
         second.manager.resume(run_id)
         gate.set()
-        ended = await second.end_of(run_id)
+        ended = await second.ended(run_id)
     assert (ended.state, ended.detail) == (RunState.COMPLETED, "")
     assert measured.asked == 1
     assert ended.dtype_choice is not None
@@ -195,7 +157,7 @@ async def test_ranks_train_in_the_type_that_was_measured_once(
     measured = Measured()
     learner = Learner(tmp_path, bus, measured)
     run_id = learner.start(tiny_folder, "reward_model", PAIRS, processes=2).run_id
-    ended = await learner.end_of(run_id)
+    ended = await learner.ended(run_id)
     assert (ended.state, ended.detail) == (RunState.COMPLETED, "")
     assert measured.asked == 1
     weights = load_file(learner.store.folder(run_id) / "reward_model" / "model.safetensors")
@@ -211,7 +173,7 @@ async def test_what_has_no_choice_is_float32_and_not_measured(
     learner = Learner(tmp_path, bus, never_measured)
     async with acting(bus, World(bus, always("score"))):
         run_id = learner.start(tiny_folder, algorithm, TASKS, **train).run_id
-        ended = await learner.end_of(run_id)
+        ended = await learner.ended(run_id)
     assert (ended.state, ended.detail) == (RunState.COMPLETED, "")
     assert ended.dtype_choice is not None and ended.dtype_choice.float32_seconds == 0.0
     assert set().union(*(await types_in_log(bus, run_id)).values()) == {"float32"}
@@ -222,7 +184,7 @@ async def test_a_run_measures_on_this_machine(
 ) -> None:
     learner = Learner(tmp_path, bus, DtypeProbe(tmp_path / "models", 1))
     run_id = learner.start(tiny_folder, "reward_model", PAIRS, max_steps=1).run_id
-    ended = await learner.end_of(run_id)
+    ended = await learner.ended(run_id)
     assert (ended.state, ended.detail) == (RunState.COMPLETED, "")
     choice = ended.dtype_choice
     assert choice is not None

@@ -2,34 +2,20 @@
 
 import asyncio
 import json
-import random
-import time
-import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from google.protobuf import json_format
-from learner_world import never_measured
+from local_learner import LocalLearner
 
 from eventbus.memory_bus import MemoryBus
-from learner.adapters import AdapterStore
 from learner.checkpoints import stored
-from learner.cores import TorchCore
-from learner.datasets import DatasetStore
-from learner.manager import RunManager
-from learner.rollback import Rollbacks
-from learner.runner import Runner, spec_of
-from learner.runs import Run, RunState, RunStore
-from learner.settings import LearnerSettings
+from learner.runs import Run, RunState
 from modelstore.tiny import make_tiny_tokenizer
-from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec
-from trajectory.types import ToolDefinition
 
 pytestmark = pytest.mark.slow
 
@@ -61,31 +47,8 @@ def spoilt_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class NoTools:
-    async def definitions(self, names: Sequence[str]) -> Mapping[str, ToolDefinition]:
-        return {}
-
-
-class Desk:
-    """A learner without its wire."""
-
-    def __init__(self, folder: Path, bus: MemoryBus) -> None:
-        self.store = RunStore(folder / "runs")
-        self.datasets = DatasetStore(folder / "datasets")
-        adapters = AdapterStore(self.store)
-        settings = LearnerSettings(model_cache_dir=folder / "models", threads=1)
-        runner = Runner(
-            bus=bus,
-            store=self.store,
-            datasets=self.datasets,
-            adapters=adapters,
-            make_core=partial(TorchCore, settings=settings),
-            measure_dtypes=never_measured,
-            tools=NoTools(),
-            rng=random.Random(0),
-        )
-        rollbacks = Rollbacks(self.store, adapters, runner.announce_rollback, spec_of)
-        self.manager = RunManager(self.store, runner.run, runner.announce_end, time.time, rollbacks)
+class Desk(LocalLearner):
+    """Starts supervised runs."""
 
     def start(self, rows: Sequence[str], model: Path, **train: Any) -> Run:
         content = "".join(json.dumps({"text": row}) + "\n" for row in rows)
@@ -99,14 +62,7 @@ class Desk:
                 "train": {"max_steps": 4, "batch_size": 2, **train},
             }
         )
-        return self.manager.start(
-            "run", str(uuid.uuid4()), json_format.MessageToJson(run_spec_to_proto(spec))
-        )
-
-    async def ended(self, run_id: str) -> Run:
-        news = [item async for item in self.manager.hub(run_id).watch()]
-        assert isinstance(news[-1], Run)
-        return news[-1]
+        return self.begin(spec)
 
 
 @pytest.fixture

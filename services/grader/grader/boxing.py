@@ -25,7 +25,7 @@ CODE_GRACE_SECONDS = 1.0
 """For starting Python beside the time of a grader that people wrote."""
 MAX_JOB_BYTES = 3 * 1024 * 1024
 """What the standard input of a command in a box may hold."""
-_JUDGE = ("wire", "start", "candidate", "remote", "commands", "judge")
+_JUDGE = ("wire", "start", "candidate", "remote", "stopwatch", "commands", "judge")
 _STOPPED = {
     "timeout": "the time limit passed",
     "oom": "memory ran out",

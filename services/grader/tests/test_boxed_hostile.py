@@ -1,8 +1,11 @@
 """Code that cheats, hangs or destroys, in real grading boxes: it scores 0 with a kind, soon, and forges nothing."""
 
 import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hostile_code import HOSTILE
@@ -220,13 +223,69 @@ async def test_a_command_is_timed_against_another(
         "type": "performance",
         "tests": {"source": "files", "command": ["sh", "prog.sh"]},
         "command": ["sh", "prog.sh"],
-        "reference_command": ["sleep", "0.1"],
+        "reference_command": ["sleep", "0.5"],
         "runs": 3,
     }
-    for program, low, high in (("sleep 0.4", 0.1, 0.5), ("true", 1.0, 1.0), ("exit 1", 0.0, 0.0)):
+    for program, low, high in (("sleep 1.5", 0.1, 0.5), ("true", 1.0, 1.0), ("exit 1", 0.0, 0.0)):
         origin = await real.leave({"/work/prog.sh": program.encode()})
         found = await graded(real, make_record, definition, origin=origin)
         assert low <= found.value <= high, found.explanation
+
+
+SUMS = {
+    "type": "performance",
+    "tests": {"test": "assert total(10) == 45"},
+    "call": "assert total(100_000) == 4999950000",
+    "reference": "def total(n):\n    return sum(range(n))",
+    "runs": 5,
+}
+
+
+@pytest.fixture
+def busy_machine() -> Iterator[None]:
+    """Four processes for each processor that take all they get, each in a session: Linux shares between those."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    count = 4 * (os.cpu_count() or 1)
+    processes = [subprocess.Popen(spin, start_new_session=True) for _ in range(count)]
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("busy_machine")
+async def test_a_busy_machine_changes_no_price(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    fast = "```python\ndef total(n): return n * (n - 1) // 2\n```"
+    slow = "```python\ndef total(n): return sum(x for x in range(n) for _ in range(8)) // 8\n```"
+    found = await graded(real, make_record, SUMS, fast)
+    assert found.value == 1.0, found.explanation
+    found = await graded(real, make_record, SUMS, slow)
+    assert 0.025 < found.value < 0.1, found.explanation  # by the clock alone mostly less
+    assert found.parts["spread"] < 0.5, found.explanation  # and unsteady
+
+
+async def test_performance_cannot_be_gained_by_waiting_for_a_processor(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    code = (
+        "import os\n"
+        "def total(n):\n"
+        "    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "    result, answer = os.pipe()\n"
+        "    if os.fork() == 0:\n"
+        "        found = sum(x for x in range(n) for _ in range(8)) // 8\n"
+        "        os.write(answer, str(found).encode())\n"
+        "        os._exit(0)\n"
+        "    os.nice(19)\n"
+        "    os.set_blocking(result, False)\n"
+        "    while True:\n"
+        "        try: return int(os.read(result, 99))\n"
+        "        except BlockingIOError: pass\n"
+    )
+    found = await graded(real, make_record, SUMS, f"```python\n{code}```")
+    assert 0.0 < found.value < 0.1, found.explanation  # about 0.05 without the trick
 
 
 async def test_performance_cannot_be_gained_from_what_an_earlier_run_left(
@@ -245,13 +304,7 @@ async def test_performance_cannot_be_gained_from_what_an_earlier_run_left(
         "            while True: pass\n"
         "    return found\n"
     )
-    definition = {
-        "type": "performance",
-        "tests": {"test": "assert total(10) == 45"},
-        "call": "assert total(200_000) == 19999900000",
-        "reference": "def total(n):\n    return sum(range(n))",
-        "runs": 5,
-    }
+    definition = {**SUMS, "call": "assert total(200_000) == 19999900000"}
     found = await graded(real, make_record, definition, f"```python\n{code}```")
     assert found.value < 0.9, found.explanation
 

@@ -468,7 +468,7 @@ def test_a_check_of_state_needs_exactly_one_way() -> None:
 
 SUM = "```python\ndef total(n):\n    {}\n```"
 FAST = SUM.format("return n * (n - 1) // 2")
-SLOW = SUM.format("return sum(x for x in range(n) for _ in range(4)) // 4")
+WAITS = "import time; time.sleep({}); return n * (n - 1) // 2"
 
 
 def performance(**fields: object) -> dict[str, object]:
@@ -484,8 +484,9 @@ def performance(**fields: object) -> dict[str, object]:
 
 @pytest.mark.slow
 async def test_performance_prices_right_code_by_its_time(desk: Desk) -> None:
-    fast = await desk.grade(performance(), FAST)
-    slow = await desk.grade(performance(), SLOW)
+    definition = performance(reference="def total(n):\n    " + WAITS.format(0.3))
+    fast = await desk.grade(definition, FAST)
+    slow = await desk.grade(definition, SUM.format(WAITS.format(1.0)))
     assert (fast.value, fast.kind) == (1.0, None)
     assert 0.0 < slow.value < 0.9
     assert slow.parts["seconds"] > slow.parts["reference_seconds"] > 0

@@ -20,6 +20,7 @@ from typing import Any
 
 from grader.boxed import commands, wire
 from grader.boxed.remote import Deadline, Link, Unfit, Unloadable
+from grader.boxed.stopwatch import Stopwatch
 
 _MAX_DETAIL = 300
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
@@ -307,8 +308,8 @@ def _short(text: str) -> str:
 def _timing(job: dict[str, Any]) -> dict[str, Any]:
     """Time a statement with the reference, if there is one, then with the code, each in a new process.
 
-    What is timed is loading the code and running the statement, by this process's clock. The code has not run in this
-    box before the reference has, so it cannot have done anything to it.
+    What is timed is loading the code and running the statement, by this process's clock (`Stopwatch`). The code has not
+    run in this box before the reference has, so it cannot have done anything to it.
     """
     job = {**job, "timeout_seconds": job["timeout_seconds"] / 2}  # for each of the two
     program = _compiled("call", job["statement"])
@@ -335,10 +336,10 @@ def _timed(bench: Bench, job: dict[str, Any], side: str, program: Any, wanted: l
     # What loads first is nothing, so that the start of the process is not timed.
     bench.load({**job[side], "code": "", "path": ""}, [])
     assert bench.link is not None
-    begun = time.perf_counter()
+    watch = Stopwatch(bench.link.pid)
     namespace = _namespace(bench.link.load({**job[side], "setup": ""}, wanted), job)
     exec(program, namespace)
-    return time.perf_counter() - begun
+    return watch.seconds()
 
 
 def _laid(job: dict[str, Any]) -> dict[str, Any] | None:

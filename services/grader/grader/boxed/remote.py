@@ -129,6 +129,11 @@ class Link:
             _replace(args[int(index)], self._decode(node))
         return self._decode(reply["value"])
 
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
     def close(self) -> None:
         """End the process and all that it has started."""
         for descriptor in (self._send_to, self._receive_from):

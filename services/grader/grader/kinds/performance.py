@@ -7,9 +7,10 @@
 
 `tests` are those of kind `tests`. Once all pass, `call` runs `runs` times, each time in a new box, where first the
 reference and then the code are loaded and timed: nothing can be kept from one run to the next, disturb the reference,
-or be prepared for nothing. A command is timed likewise, against `reference_command` or `reference_seconds`;
-`timeout_seconds` (60) is for one timing. What is timed is as right as `call` asserts, or as the command's exit code:
-code may know a large input when it sees one and skip the work. value = min(`cap` = 1, reference / median of the runs).
+or be prepared for nothing. Time that a busy machine keeps code waiting does not count (`grader.boxed.stopwatch`). A
+command is timed by the clock alone, against `reference_command` or `reference_seconds`; `timeout_seconds` (60) is for
+one timing. What is timed is as right as `call` asserts, or as the command's exit code: code may know a large input when
+it sees one and skip the work. value = min(`cap` = 1, reference / median of the runs).
 Where the middle half of the runs spreads by more than `max_spread` (0.25) of their median, the explanation says so.
 """
 

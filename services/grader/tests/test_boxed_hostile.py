@@ -309,6 +309,23 @@ async def test_performance_cannot_be_gained_from_what_an_earlier_run_left(
     assert found.value < 0.9, found.explanation
 
 
+async def test_performance_cannot_be_gained_from_modules_that_the_reference_imports(
+    real: RealSuite, make_record: Callable[..., object]
+) -> None:
+    definition = {
+        **SUMS,
+        "tests": {"source": "files", "file": "calc.py", "test": "assert total(10) == 45"},
+        "reference": f"import heapq\n{SUMS['reference']}",
+        "runs": 1,
+    }
+    files = {
+        "/work/calc.py": b"def total(n): return sum(x for x in range(n) for _ in range(8)) // 8",
+        "/work/heapq.py": b"import time\ntime.sleep(1)",
+    }
+    found = await graded(real, make_record, definition, origin=await real.leave(files))
+    assert 0.0 < found.value < 0.5, found.explanation
+
+
 OBJECT = "import os, time\nclass X:\n    def __repr__(self): {}\n    __str__ = __repr__\ndef add(a, b): return X()"
 
 

@@ -62,7 +62,7 @@ class Session:
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
         module = self._module
         os.chdir(request["folder"])
-        sys.path[0] = request["folder"]
+        sys.path[0] = request["folder"] if request["imports"] else os.devnull
         text = request["code"]
         if request["path"]:
             module.__file__ = request["path"]

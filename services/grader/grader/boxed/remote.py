@@ -82,7 +82,7 @@ class Link:
     def load(self, code: dict[str, Any], wanted: list[str]) -> tuple[dict[str, Any], Remote]:
         """Load code and return what the tests may see of it, by name, and its module.
 
-        `code` has setup, code, path and folder.
+        `code` has setup, code, path, folder, and whether it imports modules from the folder (imports).
 
         Raises:
             Unfit: the setup broke.
@@ -95,7 +95,7 @@ class Link:
             reply = self._ask({"op": "setup", "setup": code["setup"]})
             if "raised" in reply:
                 raise Unfit(f"setup: {reply['raised']['type']}: {reply['raised']['text']}")
-        request = {key: code[key] for key in ("code", "path", "folder")}
+        request = {key: code[key] for key in ("code", "path", "folder", "imports")}
         reply = self._ask({"op": "load", "wanted": wanted, **request})
         if "raised" in reply:
             raise Unloadable(f"{reply['raised']['type']}: {reply['raised']['text']}")

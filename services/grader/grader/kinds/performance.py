@@ -7,10 +7,11 @@
 
 `tests` are those of kind `tests`. Once all pass, `call` runs `runs` times, each time in a new box, where first the
 reference and then the code are loaded and timed: nothing can be kept from one run to the next, disturb the reference,
-or be prepared for nothing. Time that a busy machine keeps code waiting does not count (`grader.boxed.stopwatch`). A
-command is timed by the clock alone, against `reference_command` or `reference_seconds`; `timeout_seconds` (60) is for
-one timing. What is timed is as right as `call` asserts, or as the command's exit code: code may know a large input when
-it sees one and skip the work. value = min(`cap` = 1, reference / median of the runs).
+or be prepared for nothing. A `reference` imports nothing from the folder, where the agent may have left modules under
+any name; a `reference_command` runs among them. Time that a busy machine keeps code waiting does not count
+(`grader.boxed.stopwatch`). A command is timed by the clock alone, against `reference_command` or `reference_seconds`;
+`timeout_seconds` (60) is for one timing. What is timed is as right as `call` asserts, or as the command's exit code:
+code may know a large input when it sees one and skip the work. value = min(`cap` = 1, reference / median of the runs).
 Where the middle half of the runs spreads by more than `max_spread` (0.25) of their median, the explanation says so.
 """
 
@@ -112,7 +113,8 @@ class PerformanceGrader:
         assert isinstance(code, dict)
         reference = None
         if self.reference is not None:
-            reference = {**code, "code": self.reference.render(sample), "path": ""}
+            text = self.reference.render(sample)
+            reference = {**code, "code": text, "path": "", "imports": False}
         return {
             "task": "timing",
             "statement": self.call.render(sample),

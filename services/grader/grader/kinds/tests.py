@@ -159,9 +159,10 @@ class TestsGrader:
         if lack is not None:
             return lack
         setup = self.how.setup.render(sample)
-        code = {"setup": setup, "code": "", "path": "", "folder": self.folder, "fenced": True}
+        code = {"setup": setup, "code": "", "path": "", "folder": self.folder, "imports": True}
         if self.how.file:
-            return {**code, "path": f"{self.folder.rstrip('/')}/{self.how.file}"}
+            path = f"{self.folder.rstrip('/')}/{self.how.file}"
+            return {**code, "path": path, "fenced": True}
         found = find_code(sample.output_text, self.how.entry_point.render(sample))
         if found is None:
             return _short_of(sample, OutcomeKind.FORMAT, "the response has no code")

@@ -88,7 +88,7 @@ def test_manager_and_spawner_killed_with_fifty_rollouts_at_work(
         rows = "".join(json.dumps(row) + "\n" for row in tasks())
         (suite.folder / "tasks.jsonl").write_text(rows)
         suite.hone("train", str(job), "--detach", "--json")
-        wait_until("fifty at work", lambda: len(at_work()) >= 50, seconds=120, suite=suite)
+        wait_until("fifty at work", lambda: len(at_work()) >= 50, seconds=240, suite=suite)
         (manager,) = suite.pids("sandbox")
         (spawner,) = children_of(manager)
         before = len(at_work())

@@ -73,14 +73,13 @@ class Suite:
                 continue
             try:
                 command = (entry / "cmdline").read_bytes().split(b"\0")
-                environ = (entry / "environ").read_bytes()
+                runs = module.encode() in command[-3:-1] or (
+                    module == "nats" and command[0].endswith(b"nats-server")
+                )
+                if runs and suite_id in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
             except OSError:
                 continue
-            runs = module.encode() in command[-3:-1] or (
-                module == "nats" and command[0].endswith(b"nats-server")
-            )
-            if runs and suite_id in environ:
-                found.append(int(entry.name))
         return sorted(found)
 
     def signal(self, module: str, number: int) -> list[int]:
@@ -90,6 +89,15 @@ class Suite:
         for pid in pids:
             os.kill(pid, number)
         return pids
+
+    def wait_for_learner(self) -> None:
+        """Waits until the learner answers; a run may be complete before one that was killed is there again."""
+        wait_until(
+            "the learner's answer",
+            lambda: self.hone("runs", "--json", ok=False).returncode == 0,
+            seconds=180,
+            suite=self,
+        )
 
     def logs(self, lines: int = 15) -> str:
         """The end of every log file."""

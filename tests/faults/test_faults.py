@@ -54,7 +54,7 @@ SERVICES = ("rollout", "sandbox", "tool_gateway", "grader", "critic", "learner",
 def test_each_service_killed_once_in_one_run_loses_nothing(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    steps = len(SERVICES) + 2
+    steps = 3 * len(SERVICES)  # so that it goes on while they are killed
     with running_suite(tmp_path, "--engine", "scripted") as suite:
         loggers = [name for name in ("tensorboard",) if find_spec(name)]
         run_id = start_run(suite, tiny_model, steps=steps, metrics={"loggers": loggers})
@@ -62,7 +62,9 @@ def test_each_service_killed_once_in_one_run_loses_nothing(
         for number, service in enumerate(SERVICES, start=1):
             wait_until(f"step {number}", has_steps(folder, number), seconds=240, suite=suite)
             suite.signal(service, signal.SIGKILL)
+        assert not is_in(folder, "completed")()
         wait_until("the end", is_in(folder, "completed"), seconds=240, suite=suite)
+        suite.wait_for_learner()
         assert_whole(suite, run_id, steps)
         assert_logged_once(suite, run_id, steps, loggers)
 
@@ -99,7 +101,7 @@ def test_replica_stopped_past_its_lease_commits_nothing_when_it_wakes(
 
 def test_suite_killed_whole_goes_on_where_it_was(tmp_path: Path, tiny_model: Path) -> None:
     with running_suite(tmp_path, "--engine", "scripted") as suite:
-        run_id = start_run(suite, tiny_model, steps=6)
+        run_id = start_run(suite, tiny_model, steps=12)
         folder = suite.run_folder(run_id)
         wait_until("the second step", has_steps(folder, 1), seconds=180, suite=suite)
         assert suite.launcher is not None
@@ -107,17 +109,17 @@ def test_suite_killed_whole_goes_on_where_it_was(tmp_path: Path, tiny_model: Pat
         suite.launcher.wait(20)
     with running_suite(tmp_path, "--engine", "scripted") as suite:
         suite.hone("train", "--resume", run_id, "--json")
-        assert_whole(suite, run_id, 6)
+        assert_whole(suite, run_id, 12)
 
 
 def test_ctrl_c_stops_after_the_step_and_resume_goes_on(tmp_path: Path, tiny_model: Path) -> None:
     with running_suite(tmp_path, "--engine", "scripted") as suite:
-        job = write_job(suite.folder, tiny_model, train={"max_steps": 8})
+        job = write_job(suite.folder, tiny_model, train={"max_steps": 12})
         command = suite.start_hone("train", str(job))
         log = suite.folder / "command.log"
         wait_until(
             "the second step",
-            lambda: re.search("^ +1/8 ", log.read_text(), re.MULTILINE),
+            lambda: re.search("^ +1/12 ", log.read_text(), re.MULTILINE),
             seconds=180,
             suite=suite,
         )
@@ -127,4 +129,4 @@ def test_ctrl_c_stops_after_the_step_and_resume_goes_on(tmp_path: Path, tiny_mod
         assert "--resume" in log.read_text()
         assert '"state": "stopped"' in suite.hone("runs", run_id, "--json", ok=False).stdout
         suite.hone("train", "--resume", run_id, "--json")
-        assert_whole(suite, run_id, 8)
+        assert_whole(suite, run_id, 12)

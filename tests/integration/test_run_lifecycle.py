@@ -62,9 +62,10 @@ def sft_job(folder: Path, model: Path) -> Path:
 
 
 def shut_down(suite: Suite, old: int) -> None:
-    """Tells the learner to shut down, and waits until its process has ended; the launcher starts another."""
+    """Tells the learner to shut down, and waits until another, which the launcher starts, answers."""
     os.kill(old, signal.SIGTERM)
-    wait_until("the end of the process", lambda: old not in suite.pids("learner"), seconds=30)
+    wait_until("the end of the process", lambda: old not in suite.pids("learner"), seconds=90)
+    suite.wait_for_learner()
 
 
 def test_learner_told_to_shut_down_goes_on_to_the_weights_of_an_undisturbed_run(

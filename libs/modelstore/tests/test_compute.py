@@ -1,6 +1,7 @@
 """Tuning keeps float32 exact whatever it chooses."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,20 @@ def test_products_stay_float32_after_tuning() -> None:
     assert ((left @ right).double() - exact).norm() / exact.norm() < MAX_RELATIVE_ERROR
     assert plan.num_threads == 1
     assert plan.float32_backend in ("mkl", "onednn")
+
+
+def test_tuning_again_multiplies_as_before_also_on_another_thread() -> None:
+    first = tune_compute(1)
+    left, right = torch.randn(300, 200), torch.randn(200, 400)
+    product = left @ right
+    # As somebody else may leave it.
+    torch.backends.mkldnn.matmul.fp32_precision = (
+        "ieee" if first.float32_backend == "onednn" else "bf16"
+    )
+    with ThreadPoolExecutor(1) as worker:
+        second, again = worker.submit(lambda: (tune_compute(1), left @ right)).result()
+    assert second == first
+    assert torch.equal(again, product)
 
 
 def test_zero_threads_keeps_what_torch_chose() -> None:

@@ -60,9 +60,10 @@ def test_each_service_killed_once_in_one_run_loses_nothing(
         run_id = start_run(suite, tiny_model, steps=steps, metrics={"loggers": loggers})
         folder = suite.run_folder(run_id)
         for number, service in enumerate(SERVICES, start=1):
-            wait_until(f"step {number}", has_steps(folder, number), seconds=240, suite=suite)
+            wait_until(f"step {number}", has_steps(folder, number), seconds=120, suite=suite)
             suite.signal(service, signal.SIGKILL)
         assert not is_in(folder, "completed")()
+        # Sixteen steps, where others wait for four to seven.
         wait_until("the end", is_in(folder, "completed"), seconds=240, suite=suite)
         suite.wait_for_learner()
         assert_whole(suite, run_id, steps)
@@ -73,13 +74,13 @@ def test_log_away_for_ten_seconds_only_delays_the_run(tmp_path: Path, tiny_model
     with running_suite(tmp_path, "--engine", "scripted") as suite:
         run_id = start_run(suite, tiny_model, steps=6)
         folder = suite.run_folder(run_id)
-        wait_until("the second step", has_steps(folder, 1), seconds=180, suite=suite)
+        wait_until("the second step", has_steps(folder, 1), seconds=60, suite=suite)
         stopped = suite.signal("nats", signal.SIGSTOP)
         away_until = time.monotonic() + 10
         wait_until("ten seconds", lambda: time.monotonic() > away_until, seconds=20)
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-        wait_until("the end", is_in(folder, "completed"), seconds=240, suite=suite)
+        wait_until("the end", is_in(folder, "completed"), seconds=120, suite=suite)
         assert_whole(suite, run_id, 6)
 
 
@@ -89,13 +90,13 @@ def test_replica_stopped_past_its_lease_commits_nothing_when_it_wakes(
     with running_suite(tmp_path, "--engine", "scripted", "--replicas", "rollout=2") as suite:
         run_id = start_run(suite, tiny_model, steps=8)
         folder = suite.run_folder(run_id)
-        wait_until("the second step", has_steps(folder, 1), seconds=180, suite=suite)
+        wait_until("the second step", has_steps(folder, 1), seconds=60, suite=suite)
         sleeper = suite.pids("rollout")[0]
         os.kill(sleeper, signal.SIGSTOP)
         asleep_until = time.monotonic() + 12
         wait_until("twelve seconds", lambda: time.monotonic() > asleep_until, seconds=20)
         os.kill(sleeper, signal.SIGCONT)
-        wait_until("the end", is_in(folder, "completed"), seconds=240, suite=suite)
+        wait_until("the end", is_in(folder, "completed"), seconds=120, suite=suite)
         assert_whole(suite, run_id, 8)
 
 
@@ -103,7 +104,7 @@ def test_suite_killed_whole_goes_on_where_it_was(tmp_path: Path, tiny_model: Pat
     with running_suite(tmp_path, "--engine", "scripted") as suite:
         run_id = start_run(suite, tiny_model, steps=12)
         folder = suite.run_folder(run_id)
-        wait_until("the second step", has_steps(folder, 1), seconds=180, suite=suite)
+        wait_until("the second step", has_steps(folder, 1), seconds=60, suite=suite)
         assert suite.launcher is not None
         suite.launcher.kill()
         suite.launcher.wait(20)
@@ -120,7 +121,7 @@ def test_ctrl_c_stops_after_the_step_and_resume_goes_on(tmp_path: Path, tiny_mod
         wait_until(
             "the second step",
             lambda: re.search("^ +1/12 ", log.read_text(), re.MULTILINE),
-            seconds=180,
+            seconds=60,
             suite=suite,
         )
         command.send_signal(signal.SIGINT)

@@ -127,7 +127,7 @@ def start_run(learner: Learner, model: Path, **train: Any) -> str:
         done = learner.suite.hone("train", str(job), "--detach", "--json", ok=False)
         return learner.suite.run_id() if done.returncode == 0 else ""
 
-    return str(wait_until("the start", started, seconds=180, suite=learner.suite))
+    return str(wait_until("the start", started, seconds=60, suite=learner.suite))
 
 
 def wait_for_the_end(learner: Learner, run_id: str) -> dict[str, Any]:

@@ -88,13 +88,13 @@ def test_manager_and_spawner_killed_with_fifty_rollouts_at_work(
         rows = "".join(json.dumps(row) + "\n" for row in tasks())
         (suite.folder / "tasks.jsonl").write_text(rows)
         suite.hone("train", str(job), "--detach", "--json")
-        wait_until("fifty at work", lambda: len(at_work()) >= 50, seconds=240, suite=suite)
+        wait_until("fifty at work", lambda: len(at_work()) >= 50, seconds=120, suite=suite)
         (manager,) = suite.pids("sandbox")
         (spawner,) = children_of(manager)
         before = len(at_work())
         os.kill(manager, signal.SIGKILL)
         os.kill(spawner, signal.SIGKILL)
-        wait_until("the sandboxes' end", lambda: not children_of(spawner), seconds=90, suite=suite)
+        wait_until("the sandboxes' end", lambda: not children_of(spawner), seconds=20, suite=suite)
         run_id = suite.run_id()
         completed = is_in(suite.run_folder(run_id), "completed")
         wait_until("the end", completed, seconds=240, suite=suite)
@@ -105,6 +105,6 @@ def test_manager_and_spawner_killed_with_fifty_rollouts_at_work(
         assert len([one for one in found if one.get("score") == 1.0]) == NUM_ROLLOUTS
         again = [one for one in found if one.get("score") == 1.0 and one["attempt"] > 0]
         assert len(again) >= before
-        wait_until("clean", lambda: not at_work() and not groups_of(suite), seconds=90, suite=suite)
+        wait_until("clean", lambda: not at_work() and not groups_of(suite), seconds=20, suite=suite)
         mounts = Path("/proc/self/mountinfo").read_text()
         assert str(suite.folder) not in mounts

@@ -64,7 +64,7 @@ def sft_job(folder: Path, model: Path) -> Path:
 def shut_down(suite: Suite, old: int) -> None:
     """Tells the learner to shut down, and waits until another, which the launcher starts, answers."""
     os.kill(old, signal.SIGTERM)
-    wait_until("the end of the process", lambda: old not in suite.pids("learner"), seconds=90)
+    wait_until("the end of the process", lambda: old not in suite.pids("learner"), seconds=30)
     suite.wait_for_learner()
 
 
@@ -74,13 +74,13 @@ def test_learner_told_to_shut_down_goes_on_to_the_weights_of_an_undisturbed_run(
     suite = scripted_suite
     job = write_job(suite.folder, tiny_model, train={"max_steps": 5, "schedule": "linear"})
     calm = suite.run_folder(start(suite, job))
-    wait_until("the end", is_in(calm, "completed"), seconds=240, suite=suite)
+    wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
     run_id = start(suite, job)
     disturbed = suite.run_folder(run_id)
     (process,) = suite.pids("learner")
-    wait_until("two steps", has_steps(disturbed, 2), seconds=240, suite=suite)
+    wait_until("two steps", has_steps(disturbed, 2), seconds=120, suite=suite)
     shut_down(suite, process)
-    wait_until("the end", is_in(disturbed, "completed"), seconds=240, suite=suite)
+    wait_until("the end", is_in(disturbed, "completed"), seconds=120, suite=suite)
     assert result(disturbed) == result(calm)
     assert suite.hone("audit", run_id, "--json")["findings"] == []
 
@@ -91,16 +91,16 @@ def test_supervised_run_told_to_shut_down_keeps_the_steps_that_no_checkpoint_hel
     suite = scripted_suite
     job = sft_job(suite.folder, tiny_model)
     calm = suite.run_folder(start(suite, job, verb="sft"))
-    wait_until("the end", is_in(calm, "completed"), seconds=240, suite=suite)
+    wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
     (process,) = suite.pids("learner")
     watching = suite.start_hone("sft", str(job), "--json")
     log = suite.folder / "command.log"
     second = '{"event": "progress", "step": 1, "stage": "training", '
-    wait_until("the second step", lambda: second in log.read_text(), seconds=240, suite=suite)
+    wait_until("the second step", lambda: second in log.read_text(), seconds=120, suite=suite)
     shut_down(suite, process)
     disturbed = Path(json.loads(log.read_text().splitlines()[0])["run"]["output_dir"])
     folder = disturbed / "checkpoints"
-    wait_until("the end", is_in(disturbed, "completed"), seconds=240, suite=suite)
+    wait_until("the end", is_in(disturbed, "completed"), seconds=120, suite=suite)
     assert watching.wait(60) == 0
     steps = [
         e["step"] for e in map(json.loads, log.read_text().splitlines()) if e["event"] == "step"
@@ -156,7 +156,7 @@ def test_run_that_was_stopped_goes_back_and_trains_on(
     suite = scripted_suite
     train = {"max_steps": 30, "batch_size": 1, "max_staleness": 1, "keep_checkpoints": 99}
     run_id = start(suite, write_job(suite.folder, tiny_model, train=train))
-    wait_until("two steps", has_steps(suite.run_folder(run_id), 2), seconds=240, suite=suite)
+    wait_until("two steps", has_steps(suite.run_folder(run_id), 2), seconds=120, suite=suite)
     suite.hone("stop", run_id)
     suite.hone("stop", run_id)
     at = shown(suite, run_id)["run"]["step"]

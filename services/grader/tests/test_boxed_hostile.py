@@ -320,6 +320,7 @@ async def test_performance_cannot_be_gained_from_modules_that_the_reference_impo
     }
     files = {
         "/work/calc.py": b"def total(n): return sum(x for x in range(n) for _ in range(8)) // 8",
+        # What the reference imports, in the box's folder: it would make the reference slow.
         "/work/heapq.py": b"import time\ntime.sleep(1)",
     }
     found = await graded(real, make_record, definition, origin=await real.leave(files))

@@ -468,6 +468,7 @@ def test_a_check_of_state_needs_exactly_one_way() -> None:
 
 SUM = "```python\ndef total(n):\n    {}\n```"
 FAST = SUM.format("return n * (n - 1) // 2")
+# Of known length however busy the machine is.
 WAITS = "import time; time.sleep({}); return n * (n - 1) // 2"
 
 

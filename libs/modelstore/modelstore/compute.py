@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+MKL, ONEDNN = "mkl", "onednn"
+
 MAX_RELATIVE_ERROR = 2e-6
 """Above it the product was not computed in float32; bfloat16 gives about 3e-3."""
 
@@ -30,13 +32,15 @@ class ComputePlan:
 
     num_threads: int
     float32_backend: str
-    """mkl or onednn."""
+    """MKL or ONEDNN."""
     speedup: float
     """Time of mkl over time of onednn, as measured."""
 
 
-def tune_compute(num_threads: int) -> ComputePlan:
+def tune_compute(num_threads: int, float32_backend: str = "") -> ComputePlan:
     """Sets the threads and the float32 matrix product of this process; 0 threads means one per core.
+
+    `float32_backend` is what has multiplied so far, or empty; see `choose_float32_backend`.
 
     Setting OMP_WAIT_POLICY=passive before the process starts helps as well wherever other processes
     want the same cores: waiting threads then sleep instead of spinning.
@@ -44,13 +48,27 @@ def tune_compute(num_threads: int) -> ComputePlan:
     if num_threads:
         torch.set_num_threads(num_threads)
     speedup = _measure_onednn()
-    take = speedup >= MIN_SPEEDUP
-    _allow_onednn(take)
-    return ComputePlan(
-        num_threads=torch.get_num_threads(),
-        float32_backend="onednn" if take else "mkl",
-        speedup=speedup,
-    )
+    chosen = choose_float32_backend(float32_backend, speedup)
+    _allow_onednn(chosen == ONEDNN)
+    return ComputePlan(num_threads=torch.get_num_threads(), float32_backend=chosen, speedup=speedup)
+
+
+def choose_float32_backend(so_far: str, speedup: float) -> str:
+    """Returns MKL or ONEDNN; the speed-up is that of oneDNN, 0 where it is absent or not exact.
+
+    The two round differently, so what has computed with one (`so_far`) goes on with it, however fast it
+    is, as long as it is exact. Otherwise the faster one is taken.
+    """
+    if speedup == 0:
+        return MKL
+    if so_far in (MKL, ONEDNN):
+        return so_far
+    return ONEDNN if speedup >= MIN_SPEEDUP else MKL
+
+
+def float32_backend_in_use() -> str:
+    """Returns what multiplies float32 in this process: MKL or ONEDNN."""
+    return ONEDNN if torch.backends.mkldnn.matmul.fp32_precision == "bf16" else MKL  # type: ignore[attr-defined]
 
 
 def threads_of_each(processes: int) -> int:
@@ -74,7 +92,7 @@ def release_memory() -> None:
 def _measure_onednn() -> float:
     """Returns the speed-up of oneDNN over MKL; 0 where oneDNN is absent or not exact.
 
-    Measured once per process: the two round differently, and a run that goes on must go on with the same.
+    Measured once per process, so that no noise makes it choose again.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return 0.0

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from modelstore.compute import MAX_RELATIVE_ERROR, release_memory, tune_compute
+from modelstore.compute import (
+    MAX_RELATIVE_ERROR,
+    choose_float32_backend,
+    float32_backend_in_use,
+    release_memory,
+    tune_compute,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +45,31 @@ def test_tuning_again_multiplies_as_before_also_on_another_thread() -> None:
         second, again = worker.submit(lambda: (tune_compute(1), left @ right)).result()
     assert second == first
     assert torch.equal(again, product)
+
+
+@pytest.mark.parametrize(
+    ("asked", "speedup", "taken"),
+    [
+        ("", 1.6, "onednn"),
+        ("", 1.1, "mkl"),
+        ("onednn", 1.1, "onednn"),
+        ("mkl", 1.6, "mkl"),
+        ("of a later version", 1.1, "mkl"),
+        # A run goes on on another CPU, where oneDNN would compute in bfloat16.
+        ("onednn", 0.0, "mkl"),
+    ],
+)
+def test_what_has_multiplied_goes_on_where_it_is_exact(
+    asked: str, speedup: float, taken: str
+) -> None:
+    assert choose_float32_backend(asked, speedup) == taken
+
+
+@pytest.mark.parametrize("backend", ["mkl", "onednn"])
+def test_the_backend_that_is_asked_for_is_in_use(backend: str) -> None:
+    plan = tune_compute(1, backend)
+    assert float32_backend_in_use() == plan.float32_backend
+    assert plan.float32_backend == choose_float32_backend(backend, plan.speedup)
 
 
 def test_zero_threads_keeps_what_torch_chose() -> None:

@@ -1,8 +1,8 @@
 """Checkpoints: a folder per step that is there as a whole or not at all.
 
     step-00000004/
-      state.json                 step, policy version, hash of a reference that is not held here, and what the run
-                                 controller put beside
+      state.json                 step, policy version, hash of a reference that is not held here, what multiplies
+                                 float32, and what the run controller put beside
       shards/                    what is trained, its optimiser, and the reference adapter where the run has one of its
                                  own, as torch.distributed.checkpoint writes them: any number of ranks reads them
       random.pt                  random state
@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from learner.checkpoints import prune
 from learner.training.lora import LoraPolicy
 from learner.training.trainer import Trainer
+from modelstore.compute import float32_backend_in_use
 from modelstore.resolve import staged_folder
 
 FORMAT = 2
@@ -55,6 +56,8 @@ class Checkpoint:
     """What the run controller had put beside the weights."""
     reference_hash: str = ""
     """Of a reference that the checkpoint does not hold."""
+    float32_backend: str = ""
+    """What multiplied float32 so far; empty where that was not kept."""
 
 
 class CheckpointError(ValueError):
@@ -92,6 +95,7 @@ def save_checkpoint(
         "step": trainer.step,
         "policy_version": trainer.policy_version,
         "reference_hash": trainer.policy.reference_hash,
+        "float32_backend": float32_backend_in_use(),
         "state": dict(state),
     }
     root.mkdir(parents=True, exist_ok=True)
@@ -236,6 +240,7 @@ def _read(folder: Path) -> Checkpoint:
             policy_version=found["policy_version"],
             state=found["state"],
             reference_hash=found["reference_hash"],
+            float32_backend=found.get("float32_backend", ""),
         )
     except CheckpointError:
         raise

@@ -20,7 +20,7 @@ from learner.training.algorithms.reward_model import RewardModelSettings
 from learner.training.algorithms.table import KINDS
 from learner.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from learner.training.model import PolicySettings, load_policy, load_tokenizer
-from learner.training.ranks import Ranks
+from learner.training.ranks import Alone, Ranks
 from learner.training.reward_export import check_classifier, export_reward_model
 from learner.training.rows import MaskedRow
 from learner.training.schedule import ScheduleSettings
@@ -54,14 +54,17 @@ class Session:
     ) -> None:
         """Opens nothing yet; without a device it is the GPU, or the CPU where there is none."""
         self._settings = settings
-        self._ranks = ranks
+        self._ranks = ranks or Alone()
         self._device = device
         self._trainer: Trainer | None = None
 
     def restore(self) -> Restored | None:
         """Loads the model and the newest whole checkpoint, if there is one."""
         settings, spec = self._settings, self._settings.spec
-        tune_compute(settings.threads)
+        checkpoint = latest_checkpoint(settings.checkpoints)
+        plan = tune_compute(settings.threads, checkpoint.float32_backend if checkpoint else "")
+        # All ranks round alike, whatever each of them measured.
+        tune_compute(settings.threads, self._ranks.tell(plan.float32_backend))
         if spec.algorithm == "reward_model":
             check_classifier(settings.base)
         policy = load_policy(
@@ -83,7 +86,6 @@ class Session:
             self._device,
         )
         self._trainer = Trainer(policy, trainer_settings(spec), self._ranks)
-        checkpoint = latest_checkpoint(settings.checkpoints)
         if checkpoint is None:
             return None
         load_checkpoint(checkpoint, self._trainer)

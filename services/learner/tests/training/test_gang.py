@@ -22,6 +22,7 @@ from learner.gang import Gang, rank_environment
 from learner.ports import Restored, ScoredRollout, Stopped
 from learner.training.checkpoint import latest_checkpoint
 from learner.training.session import Session, SessionSettings
+from modelstore.compute import float32_backend_in_use, tune_compute
 from runspec.schema import RunSpec
 from servicekit.errors import Unavailable
 
@@ -104,6 +105,36 @@ def test_a_gang_learns_as_one_process_and_goes_on_as_one_after_a_rank_was_killed
     assert found.keys() == wanted.keys()
     for name, weight in wanted.items():
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_goes_on_with_the_float32_product_that_its_checkpoint_names(
+    tiny_folder: Path, tmp_path: Path, processes: int
+) -> None:
+    settings = settings_of(tiny_folder, tmp_path, kl_coef=0.0)
+    state = settings.checkpoints / "step-00000000" / "state.json"
+    start = Restored(step=0, policy_version=0, state={})
+    before = float32_backend_in_use()
+
+    def goes_on() -> str:
+        found: Any = Session(settings)
+        if processes > 1:
+            found = Gang(settings, processes, tmp_path / "ranks")
+        with opened(found):
+            assert found.restore() == start
+            found.save(start)
+        return str(json.loads(state.read_text())["float32_backend"])
+
+    with opened(Session(settings)) as first:
+        first.restore()
+        first.save(start)
+    try:
+        for backend in ("onednn", "mkl"):
+            told = json.loads(state.read_text()) | {"float32_backend": backend}
+            state.write_text(json.dumps(told))
+            assert goes_on() == tune_compute(1, backend).float32_backend
+    finally:
+        tune_compute(1, before)
 
 
 def test_ranks_share_the_threads_of_one_process_unless_the_user_says_how_many_each_takes() -> None:

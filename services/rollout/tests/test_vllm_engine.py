@@ -4,6 +4,7 @@ Its model is what `hone export --merged` writes, which vLLM must open as well: s
 """
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -79,11 +80,14 @@ def merged_export(
 async def engine(merged_export: Path) -> AsyncIterator[VllmEngine]:
     engine = VllmEngine(threads=0, max_rows=32)
     await engine.start(merged_export, ModelKey(path=str(merged_export)))
+    sockets = Path(os.environ["VLLM_RPC_BASE_PATH"])
     try:
         await engine.load_policy(BASE, None)
+        assert list(sockets.iterdir())
         yield engine
     finally:
         await engine.close()
+    assert not sockets.exists()
 
 
 def plain_logprobs(

@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import os
 import random
+import tempfile
 from pathlib import Path
 
 import vllm
@@ -53,6 +54,8 @@ class VllmEngine:
         self._tokenizer: ChatTokenizer | None = None
         self._max_context = 0
         self._policies: dict[PolicyKey, LoRARequest | None] = {}
+        # vLLM leaves the sockets between its processes where they are.
+        self._sockets = tempfile.TemporaryDirectory(prefix="hone-vllm-")
 
     @property
     def tokenizer(self) -> ChatTokenizer:
@@ -69,6 +72,7 @@ class VllmEngine:
     async def start(self, folder: Path, model: ModelKey) -> None:
         """Starts vLLM; 30 to 100 seconds on two cores."""
         # vLLM reads these when it starts and nothing else sets them.
+        os.environ["VLLM_RPC_BASE_PATH"] = self._sockets.name
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", DEFAULT_KV_GIB)
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -171,6 +175,7 @@ class VllmEngine:
         if self._engine is not None:
             self._engine.shutdown()
             self._engine = None
+        self._sockets.cleanup()
 
     def _started(self) -> AsyncLLM:
         if self._engine is None:

@@ -1,8 +1,8 @@
 """Verdicts stay whole and short, and no fault, whatever the code under test makes them say."""
 
 import pytest
+from boxed_desk import Desk, desk
 from local_rooms import LocalRooms
-from test_boxed_kinds import Desk, desk
 
 from trajectory.types import OutcomeKind
 

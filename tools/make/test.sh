@@ -20,14 +20,16 @@ step "tests: unit"
 tools/make/unit.sh "$out" || failed=1
 [ "${CI:-}" != true ] || tools/make/setup_engines.sh
 
-# What mostly waits runs beside what computes: two parts more than there are cores at a time, in an order that leaves no
-# long part for the end. A part is shown whole when it ends.
-part() { # interpreter, name, pytest arguments
-	local log="$out/$2.log" ended=0 began=$SECONDS
+# What mostly waits runs beside what computes, and comes first on the cores, since it needs them least: two parts more
+# than there are cores at a time, in an order that leaves no long part for the end. A part is shown whole when it ends.
+part() { # niceness, interpreter, name, pytest arguments
+	local log="$out/$3.log" ended=0 began=$SECONDS
 	local TIMEFORMAT="%U s user, %S s system"
-	{ time "$1" -m pytest -q --junitxml="$out/$2.xml" --durations=5 "${@:3}" >"$log" 2>&1 || ended=1; } 2>"$out/$2.cpu"
+	{
+		time nice -n "$1" "$2" -m pytest -q --junitxml="$out/$3.xml" --durations=5 "${@:4}" >"$log" 2>&1 || ended=1
+	} 2>"$out/$3.cpu"
 	flock "$out" bash -c 'printf "\n== tests: %s, %d s (%s)\n" "$1" "$2" "$(<"$3")"; cat "$4"' - \
-		"$2" $((SECONDS - began)) "$out/$2.cpu" "$log"
+		"$3" $((SECONDS - began)) "$out/$3.cpu" "$log"
 	return $ended
 }
 export -f part
@@ -36,13 +38,13 @@ models=(services/learner services/rollout tools)
 named=(services/sandbox services/grader "${models[@]}")
 mapfile -t others < <(printf '%s\n' libs/* services/* | grep -vxF "$(printf '%s\n' "${named[@]}")")
 xargs -P $(($(nproc) + 2)) -L 1 bash -c 'part "$@"' - <<-parts || failed=1
-	$bin/python together tests --ignore tests/e2e
-	$bin/python sandboxes services/sandbox -m "slow or model"
-	$bin/python e2e tests/e2e
-	$bin/python grader services/grader -m "slow or model"
-	$bin/python models ${models[*]} -m "slow or model"
-	$bin/python others ${others[*]} -m "slow or model"
-	.venv-vllm/bin/python vllm services/rollout -m vllm
+	0 $bin/python together tests --ignore tests/e2e
+	0 $bin/python sandboxes services/sandbox -m "slow or model"
+	5 $bin/python e2e tests/e2e
+	5 $bin/python grader services/grader -m "slow or model"
+	5 $bin/python models ${models[*]} -m "slow or model"
+	5 $bin/python others ${others[*]} -m "slow or model"
+	5 .venv-vllm/bin/python vllm services/rollout -m vllm
 parts
 
 exec $bin/python tools/make/count.py "$failed" "$out"/*.xml

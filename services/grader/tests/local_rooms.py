@@ -23,7 +23,8 @@ class LocalBox:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.place("/work").mkdir(parents=True, exist_ok=True)
+        for folder in ("/work", "/tmp"):
+            self.place(folder).mkdir(parents=True, exist_ok=True)
 
     def place(self, path: str) -> Path:
         return self.root / path.lstrip("/")
@@ -52,7 +53,7 @@ class LocalBox:
                 capture_output=True,
                 timeout=timeout_seconds,
                 cwd=here,
-                env={"PATH": "/usr/bin:/bin", **(env or {})},
+                env={"PATH": "/usr/bin:/bin", "TMPDIR": str(self.place("/tmp")), **(env or {})},
                 check=False,
             )
         except subprocess.TimeoutExpired as err:

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PACKAGES := libs/trajectory libs/servicekit libs/eventbus libs/runspec libs/modelstore \
 	services/learner services/rollout services/tool_gateway services/sandbox services/grader \
 	services/critic services/memory services/console tools
-SOURCES := libs services
+SERVICES := $(notdir $(wildcard services/*))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
@@ -81,7 +81,7 @@ up: setup ## The whole suite on this machine
 down: setup ## End the suite that `hone up --detach` started
 	@$(BIN)/hone down
 run: setup ## One service in the foreground: make run SERVICE=grader
-	$(if $(SERVICE),@$(BIN)/python -m $(SERVICE),$(error say which: make run SERVICE=grader))
+	$(if $(filter $(SERVICE),$(SERVICES)),@$(BIN)/python -m $(SERVICE),$(error say which: make run SERVICE=grader, of $(SERVICES)))
 
 .PHONY: bench
 bench: setup ## Benchmarks against peers, as a table and as JSON in bench-out/: make bench [BENCH=grader]

@@ -96,7 +96,8 @@ class Definitions:
             combination = self._combination(fields)
             bounds = _bounds(fields)
             guards = parse_guards(fields, GUARDS, values)
-            fields.finish()
+            if combination.members or values.get("type") == "multi":
+                fields.finish()  # a type that nobody knows has no known keys
         problems.raise_if_any("grader definition")
         assert values is not None and bounds is not None
         return Definition(

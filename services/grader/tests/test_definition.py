@@ -49,7 +49,7 @@ def test_unknown_key_names_its_path_and_the_nearest_known() -> None:
 
 def test_unknown_type_names_the_nearest_known() -> None:
     found = _violations({"type": "awnser", "reference": "x"})
-    assert found["type"] == "\"awnser\" is not a grader type; did you mean 'answer'?"
+    assert found == {"type": "\"awnser\" is not a grader type; did you mean 'answer'?"}
 
 
 def test_every_wrong_field_is_named_at_once() -> None:

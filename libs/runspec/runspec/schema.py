@@ -280,7 +280,7 @@ class HealthSpec(Section):
     reward_fall: float = Field(default=0.3, ge=0)
     """Alarm reward_collapse: fall of the training reward from its best window, as a share of the best."""
     entropy_floor: float = Field(default=0.1, ge=0, lt=1)
-    """Alarm entropy_collapse: share of the first window's entropy."""
+    """Alarm entropy_collapse: share of the first window's entropy; only where the agent acts."""
     repetition_rise: float = Field(default=0.2, ge=0, le=1)
     """Alarm repetition: rise of the share of 4-grams that repeat within a rollout, over the first window."""
     hacking_gap: float = Field(default=0.05, ge=0)

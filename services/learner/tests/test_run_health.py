@@ -149,6 +149,21 @@ async def test_alarm_stops_a_run_over_rows_also_where_the_learner_was_killed_bef
     assert disk["last"].step == 3
 
 
+async def test_entropy_falls_without_an_alarm_where_rows_are_imitated(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    entropies = iter([1.5] * 3 + [0.1] * 5)
+
+    async def step(rows: Sequence[int], progress: Callable[[int, int], None]) -> dict[str, float]:
+        return {"entropy": next(entropies)}
+
+    run_spec = with_health(spec(max_steps=8), on_alarm="stop", window=3)
+    report = Report()
+    made = await context(bus, run_spec.model_copy(update={"algorithm": "sft"}), tmp_path, report)
+    await RowJob(made, RecordingCore({}), RowSteps(num_rows=8, step=step)).run()
+    assert report.alarms == []
+
+
 async def test_alarm_only_warns_by_default(bus: MemoryBus, tmp_path: Path) -> None:
     report = Report()
     run_spec = with_health(spec(max_steps=12), window=3)

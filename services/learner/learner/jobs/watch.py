@@ -13,6 +13,7 @@ from learner.checkpoints import RolledBack, Scores, standing_steps
 from learner.health import RunHealth
 from learner.jobs.context import JobContext
 from learner.ports import TrainingCore
+from runspec.schema import HealthSpec, RunSpec
 
 
 class Watch:
@@ -23,13 +24,14 @@ class Watch:
         self._context = context
         self._core = core
         self._scores = Scores(context.folder / "checkpoints")
-        self._health = RunHealth(context.spec.health, [])
+        self._spec = watched(context.spec)
+        self._health = RunHealth(self._spec, [])
         self._first: float | None = None
 
     def begin(self, rollbacks: Sequence[RolledBack] = ()) -> None:
         """Takes up the steps that are done and told, but those that were given up."""
         steps = standing_steps(self._context.history(), rollbacks)
-        self._health = RunHealth(self._context.spec.health, [step.metrics for step in steps])
+        self._health = RunHealth(self._spec, [step.metrics for step in steps])
         known = (step.metrics[OFF_TASK] for step in steps if OFF_TASK in step.metrics)
         self._first = next(known, None)
 
@@ -85,6 +87,11 @@ class Watch:
         """
         if entry.get("life") == self._context.life:
             self.check(step, unpacked(entry["alarms"]))
+
+
+def watched(spec: RunSpec) -> HealthSpec:
+    """Returns the limits of a run; one that learns from rows is meant to lose entropy, and does not explore."""
+    return spec.health if spec.reinforces else spec.health.model_copy(update={"entropy_floor": 0.0})
 
 
 def unpacked(entries: Sequence[Mapping[str, Any]]) -> list[Alarm]:

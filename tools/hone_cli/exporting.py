@@ -172,8 +172,9 @@ def described(manifest: learner_pb2.ExportManifest, folder: Path) -> str:
         opened = f"AutoModelForCausalLM.from_pretrained({str(folder)!r})   opens it"
     elif base.startswith(PACKAGE_PREFIX):
         opened = (
-            f"peft.PeftModel.from_pretrained(MODEL, {str(folder)!r})   opens it, where MODEL is {base}, "
-            "unpacked by the learner in .hone/models and opened by transformers"
+            f"peft.PeftModel.from_pretrained(MODEL, {str(folder)!r})   opens it, where MODEL is {base}, as "
+            "AutoModelForCausalLM.from_pretrained opens it from "
+            f".hone/models/{base.removeprefix(PACKAGE_PREFIX)}-VERSION, where the learner unpacked it"
         )
     else:
         opened = f"peft.AutoPeftModelForCausalLM.from_pretrained({str(folder)!r})   opens it"

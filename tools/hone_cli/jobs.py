@@ -215,7 +215,7 @@ async def resume(run_id: str, book: AddressBook) -> learner_pb2.Run:
 
 
 async def follow(run: learner_pb2.Run, book: AddressBook, view: RunView) -> learner_pb2.Run:
-    """Watches the run to its end; Ctrl-C stops it after the step under way.
+    """Watches the run to its end; Ctrl-C stops it once no update is under way.
 
     Raises:
         CliError: the learner stayed away.
@@ -241,7 +241,7 @@ def run_to_end(run: learner_pb2.Run, book: AddressBook, *, as_json: bool) -> int
         ended = asyncio.run(follow(run, book, view))
     except LeftRunError:
         print(
-            f"left; the learner stops run {run.run_id} after the step under way. "
+            f"left; the learner stops run {run.run_id} once no update is under way. "
             f"`hone runs {run.run_id}` shows it, `hone train --resume {run.run_id}` goes on",
             file=sys.stderr,
         )

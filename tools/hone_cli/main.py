@@ -38,7 +38,7 @@ VERBS = (
     (grade, "Grade responses, or check a grader (--validate, --lint)."),
     (kappa, "Measure how far people and judges agree."),
     (runs, "List runs, show one, or compare some."),
-    (stop, "Stop a run after the step under way."),
+    (stop, "Stop a run; an update under way is finished first."),
     (export, "Write what a run learned for transformers, peft and vLLM."),
     (rollout, "Show one rollout, or list a run's rollouts."),
     (audit, "Check the invariants of a run's log."),

@@ -58,7 +58,7 @@ async def get_run(run_id: str, book: AddressBook) -> learner_pb2.GetRunResponse:
 
 
 async def stop_run(run_id: str, book: AddressBook) -> learner_pb2.Run:
-    """Stops a run after the step under way and waits until it has stopped.
+    """Stops a run, once no update is under way, and waits until it has stopped.
 
     Raises:
         CliError: no such run.

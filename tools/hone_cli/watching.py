@@ -29,7 +29,7 @@ class RunSource(Protocol):
         ...
 
     async def stop(self, run_id: str) -> None:
-        """Stops the run after the step under way; returns when it has stopped."""
+        """Stops the run once no update is under way; returns when it has stopped."""
         ...
 
     def address(self) -> str:
@@ -129,7 +129,8 @@ class Watcher:
                     raise LeftRunError
                 self._stopping = True
                 self._view.note(
-                    "stopping after the step under way (Ctrl-C again leaves without waiting)"
+                    "stopping; an update under way is finished first "
+                    "(Ctrl-C again leaves without waiting)"
                 )
                 stopping = asyncio.create_task(self._ask_to_stop())
         finally:

@@ -157,12 +157,16 @@ def _check_reference(
     top = re.split(r"[.\[]", name)[0]
     meant = nearest(top, reference) if top not in reference else None
     hint = f"; did you mean {meant}?" if meant else ""
-    fields = ", ".join(reference) or "none"
+    fields = (
+        f"the row's reference fields are {', '.join(reference)}"
+        if reference
+        else "the row has no reference fields"
+    )
     state = "empty" if value == "" or top in row.value else "missing"
     errors.add(
         row.line,
         name,
-        f"{state}; the grader reads {{{{item.{name}}}}}, the row's reference fields are {fields}{hint}",
+        f"{state}; the grader reads {{{{item.{name}}}}}, {fields}{hint}",
     )
 
 

@@ -57,7 +57,8 @@ def test_image_parts_are_kept() -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"messages": [USER]}, "answer: missing; the grader reads {{item.answer}}, the row's"),
+        ({"messages": [USER]}, "answer: missing; the grader reads {{item.answer}}, the row has no "
+         "reference fields"),
         ({"messages": [USER], "anwser": 5}, "answer: missing; the grader reads {{item.answer}}, "
          "the row's reference fields are anwser; did you mean anwser?"),
         ({"messages": [USER], "answer": ""}, "answer: empty; the grader reads"),

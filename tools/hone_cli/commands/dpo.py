@@ -25,7 +25,7 @@ def dpo(
 ) -> None:
     """Train the agent on the pairs that RUN.yaml names: the chosen response likelier, the rejected one less (DPO).
 
-    Ctrl-C stops after the step under way and says how to go on.
+    Ctrl-C stops, once an update under way is done, and says how to go on.
     """
     start_and_follow(
         "dpo",

@@ -25,7 +25,7 @@ def reward_model(
 ) -> None:
     """Train a reward model on the pairs that RUN.yaml names: the chosen response scores above the rejected one.
 
-    Ctrl-C stops after the step under way and says how to go on.
+    Ctrl-C stops, once an update under way is done, and says how to go on.
     """
     start_and_follow(
         "reward-model",

@@ -25,7 +25,7 @@ def sft(
 ) -> None:
     """Teach the model by example: train on the conversations that RUN.yaml names.
 
-    Ctrl-C stops after the step under way and says how to go on.
+    Ctrl-C stops, once an update under way is done, and says how to go on.
     """
     start_and_follow(
         "sft",

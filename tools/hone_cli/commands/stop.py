@@ -13,7 +13,9 @@ def stop(
     as_json: AsJson = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Stop a run after the step under way; `hone train --resume` goes on with it.
+    """Stop a run; an update under way is finished first.
+
+    `hone train --resume` goes on with it, and with the rollouts that were under way.
 
     A run that is not going is left as it is.
     """

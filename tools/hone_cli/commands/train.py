@@ -52,7 +52,7 @@ def train(
 ) -> None:
     """Let the agent act on the tasks of RUN.yaml and train it on the rewards.
 
-    Ctrl-C stops after the step under way and says how to go on.
+    Ctrl-C stops, once an update under way is done, and says how to go on.
     """
     if rollback is not None:
         if run_file is not None or resume is not None or dry_run or detach:

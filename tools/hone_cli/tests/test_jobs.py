@@ -142,7 +142,7 @@ def test_ctrl_c_stops_the_run_and_says_how_to_go_on(suite: Any, run_file: Path) 
     ]
     assert suite.hone("train", "run.yaml") == 130
     assert suite.learner.stop_asked.is_set()
-    assert "stopping after the step under way" in suite.out
+    assert "stopping; an update under way is finished first" in suite.out
     assert suite.err == (
         "stopped after 1 steps, all saved; go on with `hone train --resume tiny-1`\n"
     )

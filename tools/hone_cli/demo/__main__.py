@@ -34,8 +34,8 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         print(
-            f"the demo was interrupted; to go on with its run: cd {FOLDER} && hone up --detach && "
-            "hone runs && hone train --resume RUN_ID",
+            'the demo was interrupted; to go on with its run: export PATH="$PWD/.venv/bin:$PATH" && '
+            f"cd {FOLDER} && hone up --detach && hone runs && hone train --resume RUN_ID",
             file=sys.stderr,
         )
         return 130
@@ -56,7 +56,7 @@ def _demo(suite: DemoSuite) -> None:
     print(f"\n== one rollout from request to weight update: hone rollout {example}\n")
     suite.show("rollout", example)
     print(
-        f"\n== look further: cd {FOLDER} && ../../.venv/bin/hone up\n"
+        f"\n== look further: export PATH=\"$PWD/.venv/bin:$PATH\" && cd {FOLDER} && hone up\n"
         f"   hone rollout --run {learned}      every rollout that was trained on\n"
         "   the page and the traces are where `hone up` says"
     )

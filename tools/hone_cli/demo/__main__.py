@@ -56,7 +56,7 @@ def _demo(suite: DemoSuite) -> None:
     print(f"\n== one rollout from request to weight update: hone rollout {example}\n")
     suite.show("rollout", example)
     print(
-        f"\n== look further: export PATH=\"$PWD/.venv/bin:$PATH\" && cd {FOLDER} && hone up\n"
+        f'\n== look further: export PATH="$PWD/.venv/bin:$PATH" && cd {FOLDER} && hone up\n'
         f"   hone rollout --run {learned}      every rollout that was trained on\n"
         "   the page and the traces are where `hone up` says"
     )

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,15 @@ QUICK_LEASES = {
     "HONE_ROLLOUT_RENEW_SECONDS": "0.7",
     "HONE_ROLLOUT_ACK_WAIT_SECONDS": "6",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run that was started and left going."""
+
+    run_id: str
+    folder: Path
+    """Where the learner keeps it."""
 
 
 @dataclass(slots=True)
@@ -47,6 +56,21 @@ class Suite:
                 f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}\n{self.logs()}"
             )
         return parsed(done.stdout) if ok else done
+
+    def start(self, verb: str, job: Path, *overrides: str) -> Started:
+        """Starts a run and leaves it going; one command, so that the run has not gone far when this returns."""
+        run = self.hone(verb, str(job), *overrides, "--detach", "--json")["run"]
+        return Started(run["run_id"], Path(run["output_dir"]))
+
+    def audit(self, run_id: str) -> dict[str, int]:
+        """Checks the whole log of a run that has ended and returns what it counted.
+
+        The learner knows of the end first. After this the archive, which other commands look into, has all of the run.
+        """
+        found = self.hone("audit", run_id, "--wait", "60", "--json")
+        assert found["run_ended"], f"the archive does not have the end of {run_id}\n{self.logs()}"
+        assert found["findings"] == [], found
+        return dict(found["counts"])
 
     def start_hone(self, *arguments: str) -> "subprocess.Popen[str]":
         """Starts one command and leaves it running."""
@@ -90,11 +114,11 @@ class Suite:
             os.kill(pid, number)
         return pids
 
-    def wait_for_learner(self) -> None:
-        """Waits until the learner answers; a run may be complete before one that was killed is there again."""
+    def wait_for_answer(self, *command: str) -> None:
+        """Waits until a command succeeds; a service that was killed is away until the launcher has started it again."""
         wait_until(
-            "the learner's answer",
-            lambda: self.hone("runs", "--json", ok=False).returncode == 0,
+            f"an answer to hone {' '.join(command)}",
+            lambda: self.hone(*command, ok=False).returncode == 0,
             seconds=180,
             suite=self,
         )
@@ -111,17 +135,13 @@ class Suite:
         """The newest run."""
         return str(self.hone("runs", "--json")["runs"][0]["run_id"])
 
-    def run_folder(self, run_id: str) -> Path:
-        """Where the learner keeps a run."""
-        return Path(self.hone("runs", run_id, "--json")["run"]["output_dir"])
-
 
 def is_in(folder: Path, state: str) -> Callable[[], bool]:
-    """Looks for a run's state in its file, which costs less than a command."""
+    """Looks for a run's state in its file, which costs less than a command; another end than that is an error."""
 
     def check() -> bool:
         run = json.loads((folder / "run.json").read_text())
-        assert run["state"] == state or run["state"] != "failed", run
+        assert run["state"] in ("queued", "running", state), run
         return bool(run["state"] == state)
 
     return check
@@ -131,6 +151,17 @@ def has_steps(folder: Path, count: int) -> Callable[[], bool]:
     """Looks for a number of steps in a run's metrics."""
     told = folder / "metrics.jsonl"
     return lambda: told.exists() and len(told.read_bytes().splitlines()) >= count
+
+
+def sleeping(seconds: str) -> list[int]:
+    """Processes that are a `sleep` of so many seconds; an odd number tells those of one test from all others."""
+    wanted = f"sleep\0{seconds}\0".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (path / "cmdline").read_bytes() == wanted:
+                found.append(int(path.name))
+    return found
 
 
 def parsed(text: str) -> Any:
@@ -146,14 +177,20 @@ def parsed(text: str) -> Any:
 def wait_until(
     what: str, check: Callable[[], Any], *, seconds: float, suite: Suite | None = None
 ) -> Any:
-    """Returns the first true result; says what did not happen, with the logs, when time runs out."""
+    """Returns the first true result; says what did not happen, with the logs, when time runs out.
+
+    Looks once more when it has: this process may have been kept from looking, and not the others from acting.
+    """
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while True:
+        is_last = time.monotonic() > deadline
         result = check()
         if result:
             return result
+        if is_last:
+            logs = suite.logs() if suite else ""
+            raise AssertionError(f"{what} did not happen in {seconds} s\n{logs}")
         time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen in {seconds} s\n{suite.logs() if suite else ''}")
 
 
 @contextmanager

@@ -190,18 +190,17 @@ async def test_a_hundred_rollouts_hand_their_tokens_over_unchanged(
     )
     kept: dict[tuple[str, int, int], Generation] = {}
     stop = asyncio.Event()
-    acting = asyncio.create_task(act(bus, tiny_model, tmp_path / "adapters", kept, stop))
-    for wanted in ledger.wanted():
-        await run_log.request(wanted, by_id[wanted.task_id], Policy(version=0, adapter=None), 1)
     count = 0
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(act(bus, tiny_model, tmp_path / "adapters", kept, stop))
+        for wanted in ledger.wanted():
+            await run_log.request(wanted, by_id[wanted.task_id], Policy(version=0, adapter=None), 1)
         async for event in bus.read(["rollout_finished"], run_id=run_log.run_id, follow=True):
             await judge(bus, event.envelope, count % 2)
             count += 1
             if count == TASKS * GROUP:
                 break
-    stop.set()
-    await acting
+        stop.set()
     async for fact in run_log.facts(cursor, follow=False):
         fold(ledger, fact)
     assert ledger.closed

@@ -89,7 +89,9 @@ async def critic_process(url: str) -> AsyncIterator[str]:
     try:
         line: dict[str, Any] = {}
         while "port" not in line:
-            line = json.loads(await process.stderr.readline())
+            said = await process.stderr.readline()
+            assert said, "the critic ended before it said its port"
+            line = json.loads(said)
         yield f"127.0.0.1:{line['port']}"
     finally:
         process.kill()

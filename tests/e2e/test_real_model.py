@@ -57,11 +57,11 @@ def test_engine_and_learner_agree_on_every_token(learned: dict[str, Any]) -> Non
 
 def test_agents_called_the_tool_and_the_log_is_whole(suite: Suite, learned: dict[str, Any]) -> None:
     run_id = learned["run"]["run_id"]
+    suite.audit(run_id)
     rows = suite.hone("rollout", "--run", run_id, "--limit", "1000", "--json")["rollouts"]
     assert len(rows) == 64
     assert sum(row["tool_call_count"] > 0 for row in rows) >= 50
     assert {row["policy_version"] for row in rows} == {0, 1}
-    assert suite.hone("audit", run_id, "--json")["findings"] == []
 
 
 def test_adapter_of_the_run_opens_in_peft_and_changes_the_model(

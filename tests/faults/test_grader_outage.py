@@ -20,7 +20,7 @@ from suite import has_steps, is_in, running_suite, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.fault]
 
 DOWN_SECONDS = 30.0
-STEPS = 6
+STEPS = 12
 WORTH = 0.5
 """What the endpoint gives every response: a zero can only be a fault of grading."""
 
@@ -91,14 +91,12 @@ def test_an_endpoint_that_is_down_for_thirty_seconds_costs_no_reward(
             grader=_definition(grader.port),
             train={"max_steps": STEPS},
         )
-        suite.hone("train", str(job), "--detach", "--json")
-        run_id = suite.run_id()
-        folder = suite.run_folder(run_id)
+        run = suite.start("train", job)
 
         def steps() -> int:
-            return len((folder / "metrics.jsonl").read_bytes().splitlines())
+            return len((run.folder / "metrics.jsonl").read_bytes().splitlines())
 
-        wait_until("the second step", has_steps(folder, 1), seconds=60, suite=suite)
+        wait_until("the first step", has_steps(run.folder, 1), seconds=60, suite=suite)
         grader.down()
         before = steps()
         up_at = time.monotonic() + DOWN_SECONDS
@@ -110,17 +108,17 @@ def test_an_endpoint_that_is_down_for_thirty_seconds_costs_no_reward(
         assert steps() <= before + 1
         asked_before = len(grader.rollouts)
         grader.up()
-        wait_until("the end", is_in(folder, "completed"), seconds=180, suite=suite)
+        wait_until("the end", is_in(run.folder, "completed"), seconds=180, suite=suite)
 
-        assert len(suite.hone("runs", run_id, "--json")["steps"]) == STEPS
-        rows = suite.hone("rollout", "--run", run_id, "--limit", "1000", "--json")["rollouts"]
+        assert len(suite.hone("runs", run.run_id, "--json")["steps"]) == STEPS
+        suite.audit(run.run_id)
+        rows = suite.hone("rollout", "--run", run.run_id, "--limit", "1000", "--json")["rollouts"]
         assert {row["outcome"] for row in rows} == {"scored"}
         # Each was graded as it was, not acted out again; each score has the endpoint's share.
         assert {int(row.get("attempt", 0)) for row in rows} == {0}
         assert scores_by_sample(rows) == {0: {0.75}, 1: {0.675}, 2: {0.25}, 3: {0.25}}
         assert {row["rollout_id"] for row in rows} == set(grader.rollouts)
         assert len(grader.rollouts) > asked_before
-        assert suite.hone("audit", run_id, "--json")["findings"] == []
 
 
 def scores_by_sample(rows: list[dict[str, Any]]) -> dict[int, set[float]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import write_job
-from suite import Suite, is_in, running_suite, wait_until
+from suite import Suite, is_in, running_suite, sleeping, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.fault]
 
@@ -38,15 +38,9 @@ def tasks() -> list[dict[str, Any]]:
     ]
 
 
-def at_work() -> list[int]:
+def at_work() -> set[int]:
     """Find the commands that run in sandboxes."""
-    wanted = f"sleep\0{SECONDS_AT_WORK}\0".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if (path / "cmdline").read_bytes() == wanted:
-                found.append(int(path.name))
-    return found
+    return set(sleeping(SECONDS_AT_WORK))
 
 
 def children_of(parent: int) -> list[int]:
@@ -87,24 +81,25 @@ def test_manager_and_spawner_killed_with_fifty_rollouts_at_work(
         )
         rows = "".join(json.dumps(row) + "\n" for row in tasks())
         (suite.folder / "tasks.jsonl").write_text(rows)
-        suite.hone("train", str(job), "--detach", "--json")
+        run = suite.start("train", job)
         wait_until("fifty at work", lambda: len(at_work()) >= 50, seconds=120, suite=suite)
         (manager,) = suite.pids("sandbox")
         (spawner,) = children_of(manager)
-        before = len(at_work())
+        # Stopped first: none that is counted can tell its result meanwhile.
+        os.kill(manager, signal.SIGSTOP)
+        os.kill(spawner, signal.SIGSTOP)
+        killed = at_work()
         os.kill(manager, signal.SIGKILL)
         os.kill(spawner, signal.SIGKILL)
-        wait_until("the sandboxes' end", lambda: not children_of(spawner), seconds=20, suite=suite)
-        run_id = suite.run_id()
-        completed = is_in(suite.run_folder(run_id), "completed")
-        wait_until("the end", completed, seconds=240, suite=suite)
-        assert suite.hone("audit", run_id, "--json")["findings"] == []
-        found = suite.hone("rollout", "--run", run_id, "--limit", "1000", "--json")["rollouts"]
+        wait_until("the sandboxes' end", lambda: not killed & at_work(), seconds=20, suite=suite)
+        wait_until("the end", is_in(run.folder, "completed"), seconds=240, suite=suite)
+        suite.audit(run.run_id)
+        found = suite.hone("rollout", "--run", run.run_id, "--limit", "1000", "--json")["rollouts"]
         lost = [one for one in found if one["failure_kind"] == "sandbox"]
-        assert len(lost) >= before
+        assert len(lost) >= len(killed)
         assert len([one for one in found if one.get("score") == 1.0]) == NUM_ROLLOUTS
         again = [one for one in found if one.get("score") == 1.0 and one["attempt"] > 0]
-        assert len(again) >= before
+        assert len(again) >= len(killed)
         wait_until("clean", lambda: not at_work() and not groups_of(suite), seconds=20, suite=suite)
         mounts = Path("/proc/self/mountinfo").read_text()
         assert str(suite.folder) not in mounts

@@ -46,14 +46,12 @@ def test_rollouts_act_with_the_full_weights_that_two_ranks_made(
         del run["lora"]
         job.write_text(yaml.safe_dump(run, sort_keys=False))
         suite.hone("train", str(job), "--json")
-        found = suite.hone("runs", suite.run_id(), "--json")
-        audit = suite.hone("audit", suite.run_id(), "--json")
-        rows = suite.hone("rollout", "--run", suite.run_id(), "--limit", "100", "--json")[
-            "rollouts"
-        ]
+        run_id = suite.run_id()
+        found = suite.hone("runs", run_id, "--json")
+        suite.audit(run_id)
+        rows = suite.hone("rollout", "--run", run_id, "--limit", "100", "--json")["rollouts"]
         weights = load_file(str(Path(found["run"]["output_dir"]) / "model" / "model.safetensors"))
     assert found["run"]["state"] == "completed"
-    assert audit["findings"] == [], audit
     assert {row["policy_version"] for row in rows} == set(range(STEPS))
     figures = [step["metrics"] for step in found["steps"]]
     assert all(m["updates"] == 1.0 for m in figures)

@@ -10,7 +10,7 @@ import pytest
 from conftest import write_job
 from hone_cli.addresses import AddressBook
 from hone_cli.queries import get_rollout
-from suite import Suite
+from suite import Suite, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,9 @@ pytestmark = pytest.mark.slow
 def trained(scripted_suite: Suite, tiny_model: Path) -> str:
     job = write_job(scripted_suite.folder, tiny_model)
     scripted_suite.hone("train", str(job), "--json")
-    return scripted_suite.run_id()
+    run_id = scripted_suite.run_id()
+    scripted_suite.audit(run_id)
+    return run_id
 
 
 FIGURES = {
@@ -58,8 +60,7 @@ def rollouts(suite: Suite, run_id: str) -> list[dict[str, Any]]:
 
 
 def test_run_completes_with_a_clean_audit(scripted_suite: Suite, trained: str) -> None:
-    audit = scripted_suite.hone("audit", trained, "--json")
-    assert audit["findings"] == []
+    scripted_suite.audit(trained)
     run = scripted_suite.hone("runs", trained, "--json")
     assert run["run"]["state"] == "completed"
     assert len(run["steps"]) == 3
@@ -80,7 +81,7 @@ def test_every_span_of_a_rollout_is_in_its_trace_with_a_parent(
 ) -> None:
     for row in rollouts(scripted_suite, trained)[:8]:
         rollout_id = row["rollout_id"]
-        spans = scripted_suite.hone("rollout", rollout_id, "--json")["spans"]
+        spans = whole_trace(scripted_suite, rollout_id)
         ids = {span["span_id"] for span in spans}
         assert {span["trace_id"] for span in spans} == {rollout_id.replace("-", "")}
         roots = [span for span in spans if not span.get("parent_span_id")]
@@ -94,12 +95,26 @@ def test_every_span_of_a_rollout_is_in_its_trace_with_a_parent(
         assert "learner.train" in {span["name"] for span in spans}
 
 
+def whole_trace(suite: Suite, rollout_id: str) -> list[dict[str, Any]]:
+    """The spans of a rollout that was trained, once all are there: each service tells its own after some moments."""
+    found: dict[str, Any] = {}
+
+    def is_whole() -> bool:
+        found.update(suite.hone("rollout", rollout_id, "--json"))
+        trained = any(span["name"] == "learner.train" for span in found["spans"])
+        return trained and not found["trace"]["problems"]
+
+    wait_until(f"the whole trace of {rollout_id}", is_whole, seconds=60, suite=suite)
+    return list(found["spans"])
+
+
 def _calls(spans: list[dict[str, Any]]) -> bool:
     return any(span["name"].startswith("execute_tool") for span in spans)
 
 
 def test_rollout_is_shown_to_people(scripted_suite: Suite, trained: str) -> None:
     rollout_id = rollouts(scripted_suite, trained)[0]["rollout_id"]
+    whole_trace(scripted_suite, rollout_id)
     text = scripted_suite.hone("rollout", rollout_id)
     for expected in ("calculator", "Final Answer", "request rollout", "learner.train", "reward"):
         assert expected in text, text
@@ -191,8 +206,9 @@ def test_evaluation_measures_without_training(scripted_suite: Suite, tiny_model:
     lines = (Path(result["output_dir"]) / "tasks.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 12
     assert {json.loads(line)["class"] for line in lines} == {"spread"}
-    assert scripted_suite.hone("audit", result["run_id"], "--json")["findings"] == []
+    scripted_suite.audit(result["run_id"])
     again = scripted_suite.hone("evaluate", str(job), "rollout.timeout=50s", "--json")["run"]
+    scripted_suite.audit(again["run_id"])
     ids = (result["run_id"], again["run_id"])
     found = scripted_suite.hone("runs", "compare", *ids, "--json")
     assert found["settings"] == {"rollout.timeout": ["60s", "50s"]}
@@ -203,8 +219,8 @@ def test_evaluation_measures_without_training(scripted_suite: Suite, tiny_model:
 
 
 def test_nothing_is_left_in_the_sandbox_service(scripted_suite: Suite, trained: str) -> None:
-    events = scripted_suite.hone("audit", trained, "--json")["counts"]
-    assert int(events["sandboxes_created"]) == int(events["sandboxes_destroyed"]) > 0
+    counts = scripted_suite.audit(trained)
+    assert counts["sandboxes_created"] == counts["sandboxes_destroyed"] > 0
 
 
 def test_bad_input_ends_in_a_sentence(scripted_suite: Suite, tiny_model: Path) -> None:

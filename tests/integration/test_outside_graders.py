@@ -53,11 +53,11 @@ def test_a_reward_model_and_a_packages_function_measure_a_run(
         )
         suite.hone("train", str(job), "--json")
         run_id = suite.run_id()
+        suite.audit(run_id)
         rows = suite.hone("rollout", "--run", run_id, "--json")["rollouts"]
         assert {row["outcome"] for row in rows} == {"scored"}
         found = [suite.hone("rollout", row["rollout_id"], "--json") for row in rows[:4]]
         rewards = [_rewards(rollout) for rollout in found]
-        assert suite.hone("audit", run_id, "--json")["findings"] == []
     # Script by sample: right, right, wrong, without an answer.
     assert all("learned" in by_name for by_name in rewards)
     assert len({by_name["learned"] for by_name in rewards}) > 1

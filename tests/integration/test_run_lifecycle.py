@@ -18,11 +18,6 @@ SFT_STEPS = 200
 """Some seconds, in which the learner hears in time that it should shut down."""
 
 
-def start(suite: Suite, job: Path, *overrides: str, verb: str = "train") -> str:
-    suite.hone(verb, str(job), *overrides, "--detach", "--json")
-    return suite.run_id()
-
-
 def shown(suite: Suite, run_id: str) -> dict[str, Any]:
     done = suite.hone("runs", run_id, "--json", ok=False)
     found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
@@ -65,7 +60,7 @@ def shut_down(suite: Suite, old: int) -> None:
     """Tells the learner to shut down, and waits until another, which the launcher starts, answers."""
     os.kill(old, signal.SIGTERM)
     wait_until("the end of the process", lambda: old not in suite.pids("learner"), seconds=30)
-    suite.wait_for_learner()
+    suite.wait_for_answer("runs")
 
 
 def test_learner_told_to_shut_down_goes_on_to_the_weights_of_an_undisturbed_run(
@@ -73,16 +68,16 @@ def test_learner_told_to_shut_down_goes_on_to_the_weights_of_an_undisturbed_run(
 ) -> None:
     suite = scripted_suite
     job = write_job(suite.folder, tiny_model, train={"max_steps": 5, "schedule": "linear"})
-    calm = suite.run_folder(start(suite, job))
+    calm = suite.start("train", job).folder
     wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
-    run_id = start(suite, job)
-    disturbed = suite.run_folder(run_id)
     (process,) = suite.pids("learner")
-    wait_until("two steps", has_steps(disturbed, 2), seconds=120, suite=suite)
+    run = suite.start("train", job)
+    wait_until("two steps", has_steps(run.folder, 2), seconds=120, suite=suite)
+    assert not is_in(run.folder, "completed")()
     shut_down(suite, process)
-    wait_until("the end", is_in(disturbed, "completed"), seconds=120, suite=suite)
-    assert result(disturbed) == result(calm)
-    assert suite.hone("audit", run_id, "--json")["findings"] == []
+    wait_until("the end", is_in(run.folder, "completed"), seconds=120, suite=suite)
+    assert result(run.folder) == result(calm)
+    suite.audit(run.run_id)
 
 
 def test_supervised_run_told_to_shut_down_keeps_the_steps_that_no_checkpoint_held(
@@ -90,7 +85,7 @@ def test_supervised_run_told_to_shut_down_keeps_the_steps_that_no_checkpoint_hel
 ) -> None:
     suite = scripted_suite
     job = sft_job(suite.folder, tiny_model)
-    calm = suite.run_folder(start(suite, job, verb="sft"))
+    calm = suite.start("sft", job).folder
     wait_until("the end", is_in(calm, "completed"), seconds=120, suite=suite)
     (process,) = suite.pids("learner")
     watching = suite.start_hone("sft", str(job), "--json")
@@ -144,7 +139,7 @@ def test_run_goes_back_and_on_and_is_exported(
     again = tmp_path / "again"
     suite.hone("export", run_id, "--out", str(again))
     assert weights_of(again) == result(folder) == weights_of(first)
-    assert suite.hone("audit", run_id, "--json")["findings"] == []
+    suite.audit(run_id)
     done = suite.hone("train", "--resume", run_id, ok=False)
     assert done.returncode == 1
     assert "is complete" in done.stderr
@@ -155,8 +150,9 @@ def test_run_that_was_stopped_goes_back_and_trains_on(
 ) -> None:
     suite = scripted_suite
     train = {"max_steps": 30, "batch_size": 1, "max_staleness": 1, "keep_checkpoints": 99}
-    run_id = start(suite, write_job(suite.folder, tiny_model, train=train))
-    wait_until("two steps", has_steps(suite.run_folder(run_id), 2), seconds=120, suite=suite)
+    run = suite.start("train", write_job(suite.folder, tiny_model, train=train))
+    run_id = run.run_id
+    wait_until("two steps", has_steps(run.folder, 2), seconds=120, suite=suite)
     suite.hone("stop", run_id)
     suite.hone("stop", run_id)
     at = shown(suite, run_id)["run"]["step"]
@@ -167,4 +163,4 @@ def test_run_that_was_stopped_goes_back_and_trains_on(
     found = shown(suite, run_id)
     assert [step["step"] for step in found["steps"]] == list(range(30))
     assert found["steps"][-1]["policy_version"] == 30 + 2
-    assert suite.hone("audit", run_id, "--json")["findings"] == []
+    suite.audit(run_id)

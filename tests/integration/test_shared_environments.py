@@ -40,7 +40,7 @@ def _measure(suite: Suite, model: Path, name: str, *commands: str) -> dict[str, 
     row["script"] = [[_shell(command), f"Final Answer: {row['answer']}"] for command in commands]
     (job.parent / "tasks.jsonl").write_text(json.dumps(row) + "\n")
     run: dict[str, Any] = suite.hone("evaluate", str(job), "--json")["run"]
-    assert suite.hone("audit", run["run_id"], "--json")["findings"] == []
+    suite.audit(run["run_id"])
     run["rollouts"] = suite.hone("rollout", "--run", run["run_id"], "--json")["rollouts"]
     return run
 

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from learner.gang import Gang, rank_environment
 from learner.ports import Restored, ScoredRollout, Stopped
 from learner.training.checkpoint import latest_checkpoint
+from learner.training.ranks import Alone
 from learner.training.session import Session, SessionSettings
 from modelstore.compute import float32_backend_in_use, tune_compute
 from runspec.schema import RunSpec
@@ -107,6 +108,15 @@ def test_a_gang_learns_as_one_process_and_goes_on_as_one_after_a_rank_was_killed
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
 
 
+@pytest.fixture
+def float32_product() -> Iterator[None]:
+    """Leaves the process with the product that it had: other tests multiply too."""
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    yield
+    torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+@pytest.mark.usefixtures("float32_product")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_goes_on_with_the_float32_product_that_its_checkpoint_names(
     tiny_folder: Path, tmp_path: Path, processes: int
@@ -114,7 +124,6 @@ def test_a_run_goes_on_with_the_float32_product_that_its_checkpoint_names(
     settings = settings_of(tiny_folder, tmp_path, kl_coef=0.0)
     state = settings.checkpoints / "step-00000000" / "state.json"
     start = Restored(step=0, policy_version=0, state={})
-    before = float32_backend_in_use()
 
     def goes_on() -> str:
         found: Any = Session(settings)
@@ -128,13 +137,24 @@ def test_a_run_goes_on_with_the_float32_product_that_its_checkpoint_names(
     with opened(Session(settings)) as first:
         first.restore()
         first.save(start)
-    try:
-        for backend in ("onednn", "mkl"):
-            told = json.loads(state.read_text()) | {"float32_backend": backend}
-            state.write_text(json.dumps(told))
-            assert goes_on() == tune_compute(1, backend).float32_backend
-    finally:
-        tune_compute(1, before)
+    for backend in ("onednn", "mkl"):
+        told = json.loads(state.read_text()) | {"float32_backend": backend}
+        state.write_text(json.dumps(told))
+        assert goes_on() == tune_compute(1, backend).float32_backend
+
+
+@pytest.mark.usefixtures("float32_product")
+@pytest.mark.parametrize("said", ["onednn", "mkl"])
+def test_a_rank_multiplies_float32_with_what_the_first_rank_says(
+    tiny_folder: Path, tmp_path: Path, said: str
+) -> None:
+    class Told(Alone):
+        def tell(self, text: str) -> str:
+            return said
+
+    with opened(Session(settings_of(tiny_folder, tmp_path, kl_coef=0.0), Told())) as rank:
+        assert rank.restore() is None
+    assert float32_backend_in_use() == tune_compute(1, said).float32_backend
 
 
 def test_ranks_share_the_threads_of_one_process_unless_the_user_says_how_many_each_takes() -> None:

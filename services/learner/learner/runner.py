@@ -103,7 +103,7 @@ class Runner:
         )
         state, metrics = "failed", dict[str, float]()
         try:
-            metrics = await self._carry_out(context)
+            metrics = await self._carry_out(context, run.step)
             state = "completed"
         except Stopped:
             state = "stopped"
@@ -124,11 +124,13 @@ class Runner:
         reporter.dtype_chosen(choice)
         return replace(run, dtype_choice=choice)
 
-    async def _carry_out(self, context: JobContext) -> dict[str, float]:
+    async def _carry_out(self, context: JobContext, step: int) -> dict[str, float]:
         spec = context.spec
         adapter = self._adapters.resolve(spec.model.adapter)
         if spec.algorithm == "evaluate":
             return await run_evaluate(context, self._datasets.tasks(spec.data.eval), adapter)
+        # A packaged model is unpacked the first time, which takes a while.
+        context.report.progress(step, "loading")(0, 0)
         return await self._train(context, adapter)
 
     def _board(self, run: Run, spec: RunSpec) -> Board:

@@ -168,7 +168,7 @@ async def test_dpo_run_learns_measures_and_leaves_an_adapter_to_start_from(desk:
     assert ["eval/loss" in metrics for metrics in report.metrics] == [True, False, True, False]
     assert ended["eval/rewards/margins"] > report.metrics[2]["eval/rewards/margins"] > 0.0
     assert ended["eval/loss"] < report.metrics[0]["eval/loss"]
-    assert report.stages == {"training", "evaluating"}
+    assert report.stages == {"loading", "training", "evaluating"}
     assert desk.adapters.resolve("r-1") is not None
     # The next run starts from there, and its reference is where it starts.
     following = desk.run_of("dpo", "r-2", model={"path": str(desk._model), "adapter": "r-1"})

@@ -184,7 +184,7 @@ async def moment(learner: Learner, run_id: str, step: int, what: str, wait: floa
             return any(folder.glob(f".step-{step + 1:08d}*"))
         if what == "saved":
             return False
-        if stage is None or stage.step < step:
+        if stage is None or stage.step < step or stage.stage == "loading":
             return False
         if what == "rolling out":
             return True

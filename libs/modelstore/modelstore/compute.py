@@ -3,7 +3,8 @@
 torch sends float32 matrix products to MKL, which leaves half of an AMD core unused; oneDNN uses all of
 it. torch takes oneDNN only when it is told that a lower precision would do as well. Whether oneDNN
 then really computes in a lower precision depends on the CPU, so this is measured: oneDNN is taken
-where its results are as exact as float32 and it is clearly faster.
+where its results are as exact as float32 and it is clearly faster, or where a run that goes on took
+it before.
 """
 
 import ctypes

@@ -24,9 +24,14 @@ def untouched_settings() -> Iterator[None]:
     torch.backends.mkldnn.matmul.fp32_precision = precision
 
 
+def two_matrices() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(300, 200, generator=generator), torch.randn(200, 400, generator=generator)
+
+
 def test_products_stay_float32_after_tuning() -> None:
     plan = tune_compute(1)
-    left, right = torch.randn(300, 200), torch.randn(200, 400)
+    left, right = two_matrices()
     exact = left.double() @ right.double()
     assert ((left @ right).double() - exact).norm() / exact.norm() < MAX_RELATIVE_ERROR
     assert plan.num_threads == 1
@@ -35,7 +40,7 @@ def test_products_stay_float32_after_tuning() -> None:
 
 def test_tuning_again_multiplies_as_before_also_on_another_thread() -> None:
     first = tune_compute(1)
-    left, right = torch.randn(300, 200), torch.randn(200, 400)
+    left, right = two_matrices()
     product = left @ right
     # As somebody else may leave it.
     torch.backends.mkldnn.matmul.fp32_precision = (

@@ -55,6 +55,10 @@ class Side:
         trace: TracebackType | None,
     ) -> None:
         """Ends it."""
+        self.end()
+
+    def end(self) -> None:
+        """Ends it, and gives its memory to the others; may be repeated."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -90,22 +94,27 @@ class Side:
 def alternate(
     sides: Mapping[str, Sequence[str]], *, threads: int, rounds: int, warm_up: int = 1
 ) -> dict[str, dict[str, Any]]:
-    """Starts all sides, lets them take a step each in turn, and returns figures by side."""
+    """Lets the sides take a step each in turn, and returns figures by side.
+
+    Each lives from its first step to its last, so that sides of one step have the memory to themselves.
+    """
+    steps = warm_up + rounds
+    taking = [Side(name, command, threads, warm_up) for name, command in sides.items()]
     with ExitStack() as stack:
-        running = [
-            stack.enter_context(Side(name, command, threads, warm_up))
-            for name, command in sides.items()
-        ]
-        for _ in range(warm_up + rounds):
-            for side in running:
+        for number in range(steps):
+            for side in taking:
+                if number == 0:
+                    stack.enter_context(side)
                 side.step()
+                if number == steps - 1:
+                    side.end()
                 told = side.answers[-1]
                 print(
                     f"   {side.name:28} {told['wall']:7.1f} s wall {told['cpu']:7.1f} s CPU "
                     f"{told['peak'] / 1e9:6.2f} GB",
                     flush=True,
                 )
-        return {side.name: side.figures() for side in running}
+    return {side.name: side.figures() for side in taking}
 
 
 def difference(left: Path, right: Path) -> float:

@@ -63,6 +63,11 @@ class Service:
         self.said += [json.loads(line) for line in rest.splitlines()]
         return self.process.returncode
 
+    def loud(self) -> list[dict[str, object]]:
+        """Return warnings and errors, but not what it says of remains of other managers that were killed here."""
+        loud = [said for said in self.said if said["level"] in ("WARNING", "ERROR")]
+        return [said for said in loud if said["message"] != "orphans reaped"]
+
     def connect(self, rollout_id: str = ROLLOUT) -> grpc.aio.Channel:
         minter = TokenMinter(self.key_file, time.time)
         return connect(

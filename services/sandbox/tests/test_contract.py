@@ -153,11 +153,13 @@ async def test_a_create_that_is_cancelled_half_way_leaves_nothing(rig: Rig):
 async def test_reaping_takes_nothing_that_is_known(rig: Rig):
     specs = [rig.box_spec(), rig.box_spec()]
     boxes = [await rig.backend.create(spec, rig.lost.append) for spec in specs]
-    assert await rig.backend.reap(frozenset(spec.sandbox_id for spec in specs)) == 0
+    # How many it took is another matter: managers that were killed in the same place may have left some.
+    await rig.backend.reap(frozenset(spec.sandbox_id for spec in specs))
     assert rig.backend.live_count() == 2
     for box in boxes:
         await box.destroy()
-    assert await rig.backend.reap(frozenset()) == 0
+    await rig.backend.reap(frozenset())
+    assert rig.backend.live_count() == 0
 
 
 async def test_a_box_that_was_made_ahead_is_handed_over(rig: Rig):

@@ -117,8 +117,7 @@ async def test_a_planned_step_is_served_warm_and_all_figures_are_scraped(service
     assert (log[0].sandbox_created.warm, log[0].sandbox_created.template) == (True, "host")
     _check_figures(scrape)
     assert await service.end(signal.SIGTERM) == 0
-    loud = [said for said in service.said if said["level"] in ("WARNING", "ERROR")]
-    assert [(said["message"], said["threshold"]) for said in loud] == [
+    assert [(said["message"], said["threshold"]) for said in service.loud()] == [
         ("ALERT: infra_error_rate is over its threshold", 0.05)
     ]
 

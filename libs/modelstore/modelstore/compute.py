@@ -69,7 +69,9 @@ def choose_float32_backend(so_far: str, speedup: float) -> str:
 
 def float32_backend_in_use() -> str:
     """Returns what multiplies float32 in this process: MKL or ONEDNN."""
-    return ONEDNN if torch.backends.mkldnn.matmul.fp32_precision == "bf16" else MKL  # type: ignore[attr-defined]
+    # torch's types do not know the setting.
+    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return ONEDNN if precision == "bf16" else MKL
 
 
 def threads_of_each(processes: int) -> int:

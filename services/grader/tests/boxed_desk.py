@@ -34,6 +34,7 @@ class Desk:
     ) -> Graded:
         parsed = Definitions(package_version="1").parse(json.dumps(definition))
         (member,) = parsed.combination.members
+        # The fixture makes whole records, and these kinds need no checker of symbols.
         sample = sample_of(self._make_record(text, **record))  # type: ignore[arg-type]
         async with self.rooms.room(agent) as room:
             return await member.grader.grade(sample, Instruments(symbolic=None, boxes=room))  # type: ignore[arg-type]

@@ -64,7 +64,10 @@ class Service:
         return self.process.returncode
 
     def loud(self) -> list[dict[str, object]]:
-        """Return warnings and errors, but not what it says of remains of other managers that were killed here."""
+        """Return warnings and errors, but not what it says of remains of other managers that were killed here.
+
+        Remains of its own it would find after a minute, and those of its folder's managers where there were some.
+        """
         loud = [said for said in self.said if said["level"] in ("WARNING", "ERROR")]
         return [said for said in loud if said["message"] != "orphans reaped"]
 

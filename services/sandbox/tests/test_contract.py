@@ -150,15 +150,19 @@ async def test_a_create_that_is_cancelled_half_way_leaves_nothing(rig: Rig):
     assert rig.lost == []
 
 
+BESIDE_OTHERS = ("local", "optimistic", "runsc")
+"""Work in the same control group as every manager of this machine: they also count what one killed there left."""
+
+
 async def test_reaping_takes_nothing_that_is_known(rig: Rig):
     specs = [rig.box_spec(), rig.box_spec()]
     boxes = [await rig.backend.create(spec, rig.lost.append) for spec in specs]
-    # How many it took is another matter: managers that were killed in the same place may have left some.
-    await rig.backend.reap(frozenset(spec.sandbox_id for spec in specs))
+    reaped = await rig.backend.reap(frozenset(spec.sandbox_id for spec in specs))
+    assert reaped == 0 or rig.name in BESIDE_OTHERS
     assert rig.backend.live_count() == 2
     for box in boxes:
         await box.destroy()
-    await rig.backend.reap(frozenset())
+    assert await rig.backend.reap(frozenset()) == 0 or rig.name in BESIDE_OTHERS
     assert rig.backend.live_count() == 0
 
 

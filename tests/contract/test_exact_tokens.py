@@ -18,12 +18,12 @@ from opentelemetry import trace
 from eventbus.envelope import new_envelope
 from eventbus.nats_bus import NatsBus
 from eventbus.testing import NatsServer, find_nats_server
-from learner.facts import Policy
-from learner.inbox import fold
 from learner.jobs.batch import step_batch
-from learner.ledger import RetryBudget, StepLedger
-from learner.plan import slots_of_step
-from learner.runlog import BusRunLog
+from learner.rollouts.facts import Policy
+from learner.rollouts.inbox import fold
+from learner.rollouts.ledger import RetryBudget, StepLedger
+from learner.rollouts.plan import slots_of_step
+from learner.rollouts.runlog import BusRunLog
 from learner.training.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from rollout.adapters import AdapterFolders
 from rollout.agent_loop import ToolCaller, ToolOutcome

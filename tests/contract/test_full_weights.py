@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from eventbus.memory_bus import MemoryBus
-from learner.facts import Policy as Published
-from learner.runlog import BusRunLog
+from learner.rollouts.facts import Policy as Published
+from learner.rollouts.runlog import BusRunLog
 from learner.training.model import PolicySettings, load_policy
 from rollout.adapters import AdapterFolders
 from rollout.consumer import BusBlobFetcher

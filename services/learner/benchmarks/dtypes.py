@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="keep the figures in this file too")
     given = parser.parse_args()
 
-    from learner.dtype_choice import choose_dtype
+    from learner.runs.dtype_choice import choose_dtype
     from learner.training.dtype_speed import measure
     from learner.training.model import PolicySettings, default_device
     from modelstore.compute import tune_compute

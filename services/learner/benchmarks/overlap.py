@@ -31,7 +31,7 @@ from eventbus.testing import start_nats
 from learner.jobs.context import JobContext
 from learner.jobs.reinforce import ReinforcementJob
 from learner.ports import Restored, ScoredRollout
-from learner.runlog import BusRunLog
+from learner.rollouts.runlog import BusRunLog
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec
 from trajectory import convert

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from learner.plan import rows_of_step
+from learner.rollouts.plan import rows_of_step
 from learner.training.algorithms.pairs import Pair
 from learner.training.algorithms.reward_model import RewardModelSettings
 from learner.training.model import PolicySettings, load_policy, load_tokenizer

@@ -7,16 +7,16 @@ from functools import partial
 from hone.learner.v1 import learner_pb2, learner_pb2_grpc
 
 from eventbus.nats_bus import NatsBus
-from learner.adapters import AdapterStore
 from learner.clients import IDEMPOTENT_METHODS, ToolCatalogue
-from learner.cores import TorchCore
+from learner.core.cores import TorchCore
+from learner.core.dtype_probe import DtypeProbe
 from learner.datasets import DatasetStore
-from learner.dtype_probe import DtypeProbe
-from learner.exports import Exporter
-from learner.manager import RunManager
-from learner.rollback import Rollbacks
 from learner.runner import Runner, spec_of
-from learner.runs import RunStore
+from learner.runs.adapters import AdapterStore
+from learner.runs.exports import Exporter
+from learner.runs.manager import RunManager
+from learner.runs.rollback import Rollbacks
+from learner.runs.store import RunStore
 from learner.scratch import use_scratch
 from learner.servicer import LearnerServicer
 from learner.settings import LearnerSettings

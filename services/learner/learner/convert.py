@@ -8,11 +8,11 @@ from google.protobuf import json_format
 from hone.common.v1 import run_spec_pb2
 from hone.learner.v1 import learner_pb2
 
-from learner.checkpoints import BEST, LATEST, Choice
-from learner.dtype_choice import DtypeChoice
-from learner.exports import FileHead, Manifest
-from learner.hub import Progress
-from learner.runs import Run, RunAlarm, RunState, Step
+from learner.runs.checkpoints import BEST, LATEST, Choice
+from learner.runs.dtype_choice import DtypeChoice
+from learner.runs.exports import FileHead, Manifest
+from learner.runs.hub import Progress
+from learner.runs.store import Run, RunAlarm, RunState, Step
 from servicekit.errors import InvalidArgument
 from trajectory.convert import time_to_proto
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from learner.runs import write_atomically
+from learner.runs.store import write_atomically
 from runspec.preferences import PreferenceRow, parse_preferences
 from runspec.problems import RowErrors
 from runspec.rows import parse_tasks

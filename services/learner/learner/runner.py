@@ -13,11 +13,8 @@ from google.protobuf import json_format
 from hone.common.v1 import run_spec_pb2
 
 from eventbus.bus import EventBus
-from learner.adapters import AdapterStore
-from learner.checkpoints import RolledBack
+from learner.core.dtype_probe import MeasureDtypes
 from learner.datasets import DatasetStore
-from learner.dtype_choice import AUTO, choice_without_measuring, choose_dtype
-from learner.dtype_probe import MeasureDtypes
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import run_evaluate
 from learner.jobs.reinforce import ReinforcementJob
@@ -25,10 +22,13 @@ from learner.jobs.rows import RowJob, RowSteps
 from learner.loggers.base import MetricsLogger, RunInfo
 from learner.loggers.board import Board, LoggedReporter
 from learner.loggers.table import check_installed, make_logger
-from learner.manager import RunReporter
 from learner.ports import RowData, Stopped, TrainingCore
-from learner.runlog import BusRunLog
-from learner.runs import Run, RunStore
+from learner.rollouts.runlog import BusRunLog
+from learner.runs.adapters import AdapterStore
+from learner.runs.checkpoints import RolledBack
+from learner.runs.dtype_choice import AUTO, choice_without_measuring, choose_dtype
+from learner.runs.manager import RunReporter
+from learner.runs.store import Run, RunStore
 from runspec.convert import run_spec_from_proto
 from runspec.schema import RunSpec, flat
 from servicekit.errors import FailedPrecondition

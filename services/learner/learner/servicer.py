@@ -9,8 +9,6 @@ from google.protobuf import json_format
 from hone.learner.v1 import learner_pb2 as pb
 from hone.learner.v1 import learner_pb2_grpc
 
-from learner.adapters import AdapterStore
-from learner.checkpoints import LATEST
 from learner.convert import (
     choice_from_proto,
     export_piece_to_proto,
@@ -19,11 +17,13 @@ from learner.convert import (
     step_to_proto,
 )
 from learner.datasets import DatasetStore, Kind
-from learner.exports import Exporter
-from learner.hub import Progress
-from learner.manager import RunManager
 from learner.runner import Tools, check_supported
-from learner.runs import Run, RunStore, Step
+from learner.runs.adapters import AdapterStore
+from learner.runs.checkpoints import LATEST
+from learner.runs.exports import Exporter
+from learner.runs.hub import Progress
+from learner.runs.manager import RunManager
+from learner.runs.store import Run, RunStore, Step
 from modelstore.resolve import ModelUnusableError, check_model
 from runspec.convert import run_spec_from_proto, run_spec_to_proto
 from runspec.problems import SpecError

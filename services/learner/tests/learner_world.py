@@ -14,12 +14,12 @@ from hone.events.v1 import events_pb2
 from eventbus.bus import Delivery
 from eventbus.envelope import new_envelope
 from eventbus.memory_bus import MemoryBus
-from learner.alarms import Alarm
-from learner.dtype_choice import DtypeSeconds
+from learner.health.alarms import Alarm
 from learner.jobs.context import JobContext
 from learner.ports import Restored, ScoredRollout
-from learner.runlog import BusRunLog
-from learner.runs import Step
+from learner.rollouts.runlog import BusRunLog
+from learner.runs.dtype_choice import DtypeSeconds
+from learner.runs.store import Step
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec
 from trajectory import convert

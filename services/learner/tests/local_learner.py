@@ -11,14 +11,14 @@ from google.protobuf import json_format
 from learner_world import never_measured
 
 from eventbus.memory_bus import MemoryBus
-from learner.adapters import AdapterStore
-from learner.cores import TorchCore
+from learner.core.cores import TorchCore
+from learner.core.dtype_probe import MeasureDtypes
 from learner.datasets import DatasetStore
-from learner.dtype_probe import MeasureDtypes
-from learner.manager import RunManager
-from learner.rollback import Rollbacks
 from learner.runner import Runner, spec_of
-from learner.runs import Run, RunStore
+from learner.runs.adapters import AdapterStore
+from learner.runs.manager import RunManager
+from learner.runs.rollback import Rollbacks
+from learner.runs.store import Run, RunStore
 from learner.settings import LearnerSettings
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from learner.alarms import (
+from learner.health.alarms import (
     DETECTORS,
     HELD_OUT_REWARD,
     OFF_TASK,
@@ -16,7 +16,7 @@ from learner.alarms import (
     new_alarms,
     standing_alarms,
 )
-from learner.health import MAX_STEPS, RunHealth
+from learner.health.run_health import MAX_STEPS, RunHealth
 from runspec.schema import HealthSpec
 
 LIMITS = Limits()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from learner.checkpoints import (
+from learner.runs.checkpoints import (
     BEST,
     LATEST,
     RolledBack,
@@ -25,7 +25,7 @@ from learner.checkpoints import (
     standing_steps,
     stored,
 )
-from learner.runs import Step
+from learner.runs.store import Step
 from servicekit.errors import DataLoss, FailedPrecondition, NotFound
 
 HELD_OUT = "eval/reward/mean"

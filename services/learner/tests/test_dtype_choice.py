@@ -7,14 +7,14 @@ import pytest
 from learner_world import spec
 
 from learner.convert import run_to_proto
-from learner.dtype_choice import (
+from learner.runner import spec_of
+from learner.runs.dtype_choice import (
     DtypeChoice,
     DtypeSeconds,
     choice_without_measuring,
     choose_dtype,
 )
-from learner.runner import spec_of
-from learner.runs import Run, RunState, RunStore
+from learner.runs.store import Run, RunState, RunStore
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from learner.ledger import RetryBudget, StepLedger
+from learner.rollouts.ledger import RetryBudget, StepLedger
 from trajectory import types as t
 
 BUDGET = RetryBudget(infra=2, data=1)

@@ -19,15 +19,15 @@ from learner_world import never_measured
 from logged import READERS, Points
 
 from eventbus.memory_bus import MemoryBus
-from learner.adapters import AdapterStore
-from learner.alarms import Alarm
 from learner.datasets import DatasetStore
+from learner.health.alarms import Alarm
 from learner.loggers.base import RunInfo
 from learner.loggers.board import Board
 from learner.loggers.table import check_installed, is_installed, make_logger
 from learner.ports import Restored, Stopped
 from learner.runner import Runner
-from learner.runs import Run, RunState, RunStore, Step
+from learner.runs.adapters import AdapterStore
+from learner.runs.store import Run, RunState, RunStore, Step
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec, flat
 from servicekit.errors import InvalidArgument

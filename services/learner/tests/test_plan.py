@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from learner.plan import (
+from learner.rollouts.plan import (
     reserve_tasks_of_step,
     rows_of_step,
     seed_of,

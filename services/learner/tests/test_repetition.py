@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.repetition import repeated_share
+from learner.figures.repetition import repeated_share
 from trajectory.types import SamplingParams, TokenRecord, TokenRow, TokenSpan
 
 

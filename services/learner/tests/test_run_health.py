@@ -22,12 +22,12 @@ from learner_world import (
 )
 
 from eventbus.memory_bus import MemoryBus
-from learner.checkpoints import RolledBack, Scores
-from learner.health import AlarmStop
+from learner.health.run_health import AlarmStop
 from learner.jobs.nonfinite import StepNotFinite
 from learner.jobs.reinforce import ReinforcementJob
 from learner.jobs.rows import RowJob, RowSteps
 from learner.ports import Restored, ScoredRollout, Stopped
+from learner.runs.checkpoints import RolledBack, Scores
 from learner.training.errors import NonFiniteStep
 from runspec.schema import EvalSpec, HealthSpec, RunSpec
 

@@ -16,16 +16,16 @@ from hone.common.v1 import run_spec_pb2
 from hone.learner.v1 import learner_pb2 as pb
 from hone.learner.v1 import learner_pb2_grpc
 
-from learner.adapters import AdapterStore
-from learner.checkpoints import RolledBack, stored
 from learner.datasets import DatasetStore
-from learner.exports import Exporter
 from learner.loggers.table import is_installed
-from learner.manager import RunManager, RunReporter
 from learner.ports import Stopped
-from learner.rollback import Rollbacks
 from learner.runner import spec_of as read_spec
-from learner.runs import Run, RunState, RunStore, Step, write_atomically
+from learner.runs.adapters import AdapterStore
+from learner.runs.checkpoints import RolledBack, stored
+from learner.runs.exports import Exporter
+from learner.runs.manager import RunManager, RunReporter
+from learner.runs.rollback import Rollbacks
+from learner.runs.store import Run, RunState, RunStore, Step, write_atomically
 from learner.servicer import LearnerServicer
 from runspec.convert import run_spec_to_proto
 from runspec.schema import ModelSpec, RunSpec

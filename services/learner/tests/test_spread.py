@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.ledger import NO_SPREAD
-from learner.spread import (
+from learner.figures.spread import (
     TaskSamples,
     bernoulli_variance,
     informative_fraction,
@@ -17,6 +16,7 @@ from learner.spread import (
     spread_metrics,
     task_spread,
 )
+from learner.rollouts.ledger import NO_SPREAD
 
 Case = Callable[[str], Any]
 

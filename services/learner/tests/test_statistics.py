@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from learner.ledger import RetryBudget, StepLedger
-from learner.statistics import rollout_metrics
+from learner.figures.statistics import rollout_metrics
+from learner.rollouts.ledger import RetryBudget, StepLedger
 from trajectory import types as t
 
 POLLUTED = t.Masked(kind=t.OutcomeKind.POLLUTED, reason="polluted")

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from learner.ledger import Attempt, SlotState, StepLedger
 from learner.ports import ScoredRollout
+from learner.rollouts.ledger import Attempt, SlotState, StepLedger
 from trajectory.types import Scored, StopReason, TokenSpan
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from learner.alarms import Alarm
-from learner.collect import Collector, Limits, Progress
-from learner.facts import RunLog
-from learner.ledger import RetryBudget, StepLedger
+from learner.health.alarms import Alarm
 from learner.ports import Stopped
-from learner.runs import Step
+from learner.rollouts.collect import Collector, Limits, Progress
+from learner.rollouts.facts import RunLog
+from learner.rollouts.ledger import RetryBudget, StepLedger
+from learner.runs.store import Step
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition, Unavailable
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from learner.collect import Collector
-from learner.facts import Policy
+from learner.figures.spread import MIN_SAMPLES, TaskSamples, spread_metrics, task_spread
+from learner.figures.statistics import rollout_metrics
 from learner.jobs.context import JobContext
-from learner.ledger import StepLedger
-from learner.plan import slots_of_step
-from learner.runs import write_atomically
-from learner.spread import MIN_SAMPLES, TaskSamples, spread_metrics, task_spread
-from learner.statistics import rollout_metrics
+from learner.rollouts.collect import Collector
+from learner.rollouts.facts import Policy
+from learner.rollouts.ledger import StepLedger
+from learner.rollouts.plan import slots_of_step
+from learner.runs.store import write_atomically
 from trajectory.types import Phase, Scored, Task
 
 TASKS_FILE = "tasks.jsonl"

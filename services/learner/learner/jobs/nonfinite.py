@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.runs import reading, write_atomically
+from learner.runs.store import reading, write_atomically
 from learner.training.errors import NonFiniteStep
 
 FILE = "nonfinite.json"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from learner.checkpoints import RolledBack
 from learner.ports import Restored
+from learner.runs.checkpoints import RolledBack
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Progressed:
     last: dict[str, Any] | None = None
     """The announcement of the step before, repeated after a restart."""
     rollbacks: list[dict[str, Any]] = field(default_factory=list)
-    """As `learner.checkpoints` writes them."""
+    """As `runs/checkpoints.py` writes them."""
 
     def checkpoint(self) -> Restored:
         """Returns what goes into a checkpoint."""

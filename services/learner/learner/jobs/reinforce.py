@@ -14,10 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.checkpoints import rollbacks_of
-from learner.collect import Filling
-from learner.facts import Policy
-from learner.health import alarm_figures
+from learner.figures.statistics import rollout_metrics
+from learner.health.run_health import alarm_figures
 from learner.jobs.batch import StepBatch, step_batch
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import evaluate
@@ -27,7 +25,9 @@ from learner.jobs.tracing import training_spans
 from learner.jobs.watch import Watch, unpacked
 from learner.jobs.window import Window
 from learner.ports import TrainingCore
-from learner.statistics import rollout_metrics
+from learner.rollouts.collect import Filling
+from learner.rollouts.facts import Policy
+from learner.runs.checkpoints import rollbacks_of
 from learner.training.errors import NonFiniteStep
 from trajectory.types import Task
 

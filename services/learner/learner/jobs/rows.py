@@ -4,13 +4,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learner.checkpoints import rollbacks_of
-from learner.health import alarm_figures
+from learner.health.run_health import alarm_figures
 from learner.jobs.context import JobContext
 from learner.jobs.nonfinite import NonFinite
 from learner.jobs.watch import Watch, unpacked
-from learner.plan import rows_of_step
 from learner.ports import Restored, Stopped, TrainingCore
+from learner.rollouts.plan import rows_of_step
+from learner.runs.checkpoints import rollbacks_of
 from learner.training.errors import NonFiniteStep
 
 Progress = Callable[[int, int], None]

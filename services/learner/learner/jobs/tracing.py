@@ -7,7 +7,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span
 
-from learner.ledger import Attempt
+from learner.rollouts.ledger import Attempt
 from servicekit import attributes
 
 

@@ -8,11 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from learner.alarms import OFF_TASK, Alarm
-from learner.checkpoints import RolledBack, Scores, standing_steps
-from learner.health import RunHealth
+from learner.health.alarms import OFF_TASK, Alarm
+from learner.health.run_health import RunHealth
 from learner.jobs.context import JobContext
 from learner.ports import TrainingCore
+from learner.runs.checkpoints import RolledBack, Scores, standing_steps
 from runspec.schema import HealthSpec, RunSpec
 
 

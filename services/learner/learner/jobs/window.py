@@ -7,11 +7,11 @@ came too late. With `max_staleness: 0` a step is opened when the step before is 
 
 from collections.abc import Sequence
 
-from learner.collect import Collector, Filling
 from learner.jobs.context import JobContext
 from learner.jobs.progressed import Progressed
-from learner.ledger import StepLedger
-from learner.plan import reserve_tasks_of_step, slots_of_step, tasks_of_step
+from learner.rollouts.collect import Collector, Filling
+from learner.rollouts.ledger import StepLedger
+from learner.rollouts.plan import reserve_tasks_of_step, slots_of_step, tasks_of_step
 from trajectory.types import Phase, Task
 
 

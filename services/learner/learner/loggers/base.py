@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from learner.runs import Step
+from learner.runs.store import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 
-from learner.alarms import Alarm
+from learner.health.alarms import Alarm
 from learner.jobs.context import Reporter
 from learner.loggers.base import MetricsLogger
-from learner.runs import Step
+from learner.runs.store import Step
 
 log = logging.getLogger(__name__)
 

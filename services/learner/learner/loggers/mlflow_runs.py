@@ -9,7 +9,7 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 
 from learner.loggers.base import RunInfo
-from learner.runs import Step
+from learner.runs.store import Step
 
 STORE = "mlflow.db"
 _TAG = "hone.run_id"

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from learner.loggers.base import RunInfo
-from learner.runs import Step
+from learner.runs.store import Step
 
 FOLDER = "tensorboard"
 

@@ -7,7 +7,7 @@ from typing import Any
 import wandb
 
 from learner.loggers.base import RunInfo
-from learner.runs import Step
+from learner.runs.store import Step
 
 FOLDER = "wandb"
 

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from learner.checkpoints import prune
+from learner.runs.checkpoints import prune
 from learner.training.lora import LoraPolicy
 from learner.training.trainer import Trainer
 from modelstore.compute import float32_backend_in_use

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 import transformers
 
-from learner.dtype_choice import DtypeSeconds
-from learner.dtype_probe import ProbeSettings
+from learner.core.dtype_probe import ProbeSettings
+from learner.runs.dtype_choice import DtypeSeconds
 from learner.training.attention import register_tree_attention
 from learner.training.head import pair_logprobs
 from learner.training.logprobs import Microbatch, choose_scorer

@@ -10,8 +10,8 @@ from threading import Event
 
 import torch
 
+from learner.core.rendered import RenderedPair
 from learner.ports import Restored, ScoredRollout
-from learner.rendered import RenderedPair
 from learner.training.algorithms.dpo import DpoSettings
 from learner.training.algorithms.pairs import Pair
 from learner.training.algorithms.policy_gradient import PolicyGradientSettings

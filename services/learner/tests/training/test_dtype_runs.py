@@ -14,13 +14,13 @@ from safetensors.torch import load, load_file
 
 from eventbus.bus import Delivery
 from eventbus.memory_bus import MemoryBus
-from learner.checkpoints import LATEST
-from learner.dtype_choice import DtypeSeconds, choose_dtype
-from learner.dtype_probe import DtypeProbe, MeasureDtypes
-from learner.exports import Exporter, FileHead
+from learner.core.dtype_probe import DtypeProbe, MeasureDtypes
 from learner.ports import Stopped
 from learner.runner import spec_of
-from learner.runs import Run, RunState
+from learner.runs.checkpoints import LATEST
+from learner.runs.dtype_choice import DtypeSeconds, choose_dtype
+from learner.runs.exports import Exporter, FileHead
+from learner.runs.store import Run, RunState
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition
 

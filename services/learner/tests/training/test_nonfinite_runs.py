@@ -12,8 +12,8 @@ import transformers
 from local_learner import LocalLearner
 
 from eventbus.memory_bus import MemoryBus
-from learner.checkpoints import stored
-from learner.runs import Run, RunState
+from learner.runs.checkpoints import stored
+from learner.runs.store import Run, RunState
 from modelstore.tiny import make_tiny_tokenizer
 from runspec.schema import RunSpec
 

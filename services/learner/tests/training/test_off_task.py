@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from learner.cores import TorchCore
+from learner.core.cores import TorchCore
 from learner.ports import RowData
 from learner.settings import LearnerSettings
 from runspec.schema import RunSpec

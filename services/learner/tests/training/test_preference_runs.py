@@ -16,13 +16,13 @@ from google.protobuf import json_format
 from learner_world import never_measured
 
 from eventbus.memory_bus import MemoryBus
-from learner.adapters import AdapterStore
-from learner.alarms import Alarm
-from learner.cores import TorchCore
+from learner.core.cores import TorchCore
 from learner.datasets import DatasetStore
+from learner.health.alarms import Alarm
 from learner.ports import Stopped
 from learner.runner import Runner
-from learner.runs import Run, RunState, RunStore
+from learner.runs.adapters import AdapterStore
+from learner.runs.store import Run, RunState, RunStore
 from learner.settings import LearnerSettings
 from learner.training.model import PolicySettings, load_policy
 from modelstore.resolve import ModelUnusableError

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from learner.cores import TorchCore
+from learner.core.cores import TorchCore
+from learner.core.rendered import RowRenderer
 from learner.ports import RowData
-from learner.rendered import RowRenderer
 from learner.settings import LearnerSettings
 from modelstore.tiny import make_tiny_tokenizer
 from runspec.schema import RunSpec

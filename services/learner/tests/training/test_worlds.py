@@ -17,7 +17,7 @@ from toy_runs import (
     roll_out,
 )
 
-from learner.alarms import Figures, Limits, standing_alarms
+from learner.health.alarms import Figures, Limits, standing_alarms
 from learner.training.algorithms.policy_gradient import PolicyGradientSettings
 from learner.training.model import Policy, PolicySettings, load_policy
 from learner.training.schedule import ScheduleSettings

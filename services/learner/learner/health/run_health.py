@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from learner.alarms import PREFIX, Alarm, Figures, Limits, new_alarms
+from learner.health.alarms import PREFIX, Alarm, Figures, Limits, new_alarms
 from learner.ports import Stopped
 from runspec.schema import HealthSpec
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from learner.gang import Gang
+from learner.core.gang import Gang
+from learner.core.rendered import RenderedPair, RowRenderer, Rows
 from learner.ports import Restored, RowData, ScoredRollout
-from learner.rendered import RenderedPair, RowRenderer, Rows
 from learner.settings import LearnerSettings
 from modelstore.resolve import resolve_model
 from runspec.schema import RunSpec

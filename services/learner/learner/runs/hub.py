@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from learner.runs import Run, RunState, Step
+from learner.runs.store import Run, RunState, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

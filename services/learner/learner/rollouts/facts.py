@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from learner.checkpoints import RolledBack
-from learner.ledger import Wanted
+from learner.rollouts.ledger import Wanted
+from learner.runs.checkpoints import RolledBack
 from trajectory.types import Outcome, RolloutRecord, Slot, Task
 
 

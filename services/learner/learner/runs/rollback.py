@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from learner.adapters import AdapterStore
-from learner.checkpoints import Choice, RolledBack, plan_rollback, roll_back
-from learner.runs import Run, RunStore
+from learner.runs.adapters import AdapterStore
+from learner.runs.checkpoints import Choice, RolledBack, plan_rollback, roll_back
+from learner.runs.store import Run, RunStore
 from runspec.schema import RunSpec
 
 Tell = Callable[[Run, RolledBack], Awaitable[None]]

@@ -20,8 +20,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from learner.alarms import TRAINING_REWARD
-from learner.runs import reading, write_atomically
+from learner.health.alarms import TRAINING_REWARD
+from learner.runs.store import reading, write_atomically
 from modelstore.resolve import staged_folder
 from servicekit.errors import FailedPrecondition, NotFound
 

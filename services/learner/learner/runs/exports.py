@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from learner.checkpoints import Choice, Scores, link_checkpoint
-from learner.runs import Run, RunStore
+from learner.runs.checkpoints import Choice, Scores, link_checkpoint
+from learner.runs.store import Run, RunStore
 from modelstore.resolve import ModelUnusableError, resolve_model
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from learner.ledger import NO_SPREAD
+from learner.rollouts.ledger import NO_SPREAD
 
 MIN_SAMPLES = 2
 """Scored samples that a task needs for its spread to be told."""

@@ -13,7 +13,7 @@ from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from learner.dtype_choice import DtypeChoice
+from learner.runs.dtype_choice import DtypeChoice
 from servicekit.errors import DataLoss, InvalidArgument, NotFound
 
 log = logging.getLogger(__name__)

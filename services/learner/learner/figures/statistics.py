@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from learner.ledger import StepLedger, is_silent
-from learner.repetition import repeated_share
+from learner.figures.repetition import repeated_share
+from learner.rollouts.ledger import StepLedger, is_silent
 from trajectory.types import (
     SHARED_ISOLATION,
     Masked,

@@ -3,8 +3,8 @@
 After a restart the log tells of steps that the job opens only later; what it tells of them waits until then.
 """
 
-from learner.facts import Ended, Fact, Finished, Requested
-from learner.ledger import StepLedger
+from learner.rollouts.facts import Ended, Fact, Finished, Requested
+from learner.rollouts.ledger import StepLedger
 from trajectory.types import Phase
 
 StepKey = tuple[Phase, int]

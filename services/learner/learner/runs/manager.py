@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from learner.alarms import Alarm
-from learner.checkpoints import Choice, RolledBack
-from learner.dtype_choice import DtypeChoice
-from learner.hub import Progress, RunHub
+from learner.health.alarms import Alarm
 from learner.ports import Stopped
-from learner.runs import Run, RunAlarm, RunState, RunStore, Step, ended
+from learner.runs.checkpoints import Choice, RolledBack
+from learner.runs.dtype_choice import DtypeChoice
+from learner.runs.hub import Progress, RunHub
+from learner.runs.store import Run, RunAlarm, RunState, RunStore, Step, ended
 from servicekit.errors import (
     AlreadyExists,
     FailedPrecondition,

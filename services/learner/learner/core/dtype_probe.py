@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from learner.dtype_choice import DtypeSeconds
-from learner.gang import rank_environment
+from learner.core.gang import rank_environment
 from learner.ports import Stopped
+from learner.runs.dtype_choice import DtypeSeconds
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition
 

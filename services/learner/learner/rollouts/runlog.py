@@ -21,10 +21,10 @@ from eventbus.blobs import Blobs
 from eventbus.bus import EventBus, LoggedEvent
 from eventbus.envelope import new_envelope
 from eventbus.errors import LogTruncated
-from learner.checkpoints import RolledBack
-from learner.facts import Ended, Fact, Finished, Policy, Requested
-from learner.ledger import Wanted
 from learner.ports import LogGone
+from learner.rollouts.facts import Ended, Fact, Finished, Policy, Requested
+from learner.rollouts.ledger import Wanted
+from learner.runs.checkpoints import RolledBack
 from servicekit import attributes
 from servicekit.errors import DataLoss, NotFound
 from servicekit.identity import new_rollout_id, rollout_scope

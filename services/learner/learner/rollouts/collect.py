@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
-from learner.facts import Fact, Policy, RunLog
-from learner.inbox import Inbox, StepKey
-from learner.ledger import SlotState, StepLedger, Wanted
-from learner.plan import seed_of
 from learner.ports import LogGone, Stopped
+from learner.rollouts.facts import Fact, Policy, RunLog
+from learner.rollouts.inbox import Inbox, StepKey
+from learner.rollouts.ledger import SlotState, StepLedger, Wanted
+from learner.rollouts.plan import seed_of
 from trajectory.types import Attribution, Failure, Scored, Slot, Task
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Collector:
         self._inbox = Inbox(after_sequence, first_step=first_step)
         await self._read_history(after_sequence)
         feeders = [
-            asyncio.create_task(self._pump(self._inbox.position), name="learner.facts"),
+            asyncio.create_task(self._pump(self._inbox.position), name="learner.rollouts.facts"),
             asyncio.create_task(self._watch_stop(), name="learner.stop"),
             asyncio.create_task(self._work(), name="learner.collector"),
         ]

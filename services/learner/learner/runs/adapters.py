@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from learner.runs import RunStore
+from learner.runs.store import RunStore
 from servicekit.errors import NotFound
 
 CONFIG = "adapter_config.json"

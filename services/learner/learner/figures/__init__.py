@@ -1,0 +1,1 @@
+"""What the rollouts of a step or an evaluation say, as numbers."""

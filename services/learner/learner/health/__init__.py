@@ -1,0 +1,1 @@
+"""Whether a run still learns what it is meant to."""

@@ -1,0 +1,1 @@
+"""Runs on disk and what happens to them: started, stopped, resumed, rolled back, exported."""

@@ -289,7 +289,7 @@ def _memory(found: Inputs, said: list[str]) -> float | None:
     else:
         wanted = spec.lora.target_modules
         trained = sum(
-            spec.lora.rank * (rows + columns)
+            spec.lora.new_rank * (rows + columns)
             for name, (rows, columns) in shape.linear_shapes.items()
             if not wanted or any(_is_called(name, part) for part in wanted)
         )

@@ -170,7 +170,12 @@ class StepTable:
         for name in self._columns:
             text = number(report.metrics[name]) if name in report.metrics else "-"
             cells.append(text.rjust(len(_heading(name))))
-        return [*lines, "  ".join(cells), *(alarm_text(alarm) for alarm in report.alarms)]
+        lines.append("  ".join(cells))
+        if report.metrics.get("updates") == 0 and report.metrics.get("frac_reward_zero_std") == 1:
+            lines.append(
+                "  no update: within every group all rewards are equal, so none teaches anything"
+            )
+        return [*lines, *(alarm_text(alarm) for alarm in report.alarms)]
 
 
 class PlainView:

@@ -111,14 +111,24 @@ class ModelSpec(Section):
 
 
 class LoraSpec(Section):
-    """The adapter that is trained."""
+    """The adapter that is trained; a run that starts from one goes on with its rank, scale and layers."""
 
-    rank: int = Field(default=16, ge=1, le=1024)
-    """Rank of the adapter's matrices."""
-    alpha: float = Field(default_factory=lambda data: 2.0 * data.get("rank", 16), gt=0)
-    """Scale of the adapter; by default twice the rank."""
+    rank: int | None = Field(default=None, ge=1, le=1024)
+    """Rank of the adapter's matrices; by default 16, or that of model.adapter."""
+    alpha: float | None = Field(default=None, gt=0)
+    """Scale of the adapter; by default twice the rank, or that of model.adapter."""
     target_modules: tuple[str, ...] = Field(default=(), strict=False)
-    """Names of the linear layers of the blocks that get an adapter; empty means all of them."""
+    """Names of the linear layers of the blocks that get an adapter; empty means all, or those of model.adapter."""
+
+    @property
+    def new_rank(self) -> int:
+        """Rank of a new adapter."""
+        return 16 if self.rank is None else self.rank
+
+    @property
+    def new_alpha(self) -> float:
+        """Scale of a new adapter."""
+        return 2.0 * self.new_rank if self.alpha is None else self.alpha
 
 
 class DataSpec(Section):

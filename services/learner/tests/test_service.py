@@ -279,6 +279,31 @@ async def test_inputs_that_are_not_here_are_refused_before_a_run_exists(
         await stub.GetRun(pb.GetRunRequest(run_id="no-such-run"))
 
 
+async def test_run_keeps_the_shape_of_its_adapter(
+    stub: Any, learner: Learner, tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 6}')
+    data = (await upload(stub, json.dumps(ROW).encode())).dataset_id
+    model = {"path": MODEL, "adapter": str(adapter)}
+
+    async def start(**changes: Any) -> Any:
+        spec = spec_of(data, model=model, **changes)
+        request = pb.StartRunRequest(request_id=str(uuid.uuid4()), spec=spec)
+        run = (await stub.StartRun(request)).run
+        await stub.StopRun(pb.StopRunRequest(run_id=run.run_id))
+        return run.spec.lora
+
+    with pytest.raises(InvalidArgument, match=r"lora\.rank: is 8"):
+        await start(lora={"rank": 8})
+    assert learner.store.all() == []
+    kept, full = await start(), await start(train={"weights": "full"})
+    assert (kept.rank, kept.alpha, full.rank) == (4, 6.0, 0)
+    _, run = await started(stub)
+    assert (run.spec.lora.rank, run.spec.lora.alpha) == (16, 32.0)
+
+
 async def test_runs_are_listed_newest_first_in_pages(stub: Any, learner: Learner) -> None:
     for i in range(5):
         learner.store.save(

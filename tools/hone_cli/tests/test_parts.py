@@ -3,11 +3,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hone.learner.v1 import learner_pb2
 
 from hone_cli.addresses import AddressBook
 from hone_cli.errors import CliError, service_error
 from hone_cli.progress import RunProgress
-from hone_cli.runview import progress_text
+from hone_cli.runview import StepTable, progress_text
 from hone_cli.text import number, safe, span
 from servicekit.errors import InvalidArgument
 
@@ -39,6 +40,15 @@ def test_fields_are_named_once_and_none_is_left_out() -> None:
     assert str(service_error(second, "learner", "a:1")) == (
         "data: is required\n  model.path: is required"
     )
+
+
+@pytest.mark.parametrize(
+    ("flat", "updates", "said"), [(1.0, 0.0, True), (1.0, 2.0, False), (0.5, 2.0, False)]
+)
+def test_step_that_taught_nothing_says_so(flat: float, updates: float, said: bool) -> None:
+    figures = {"reward/mean": 1.0, "frac_reward_zero_std": flat, "updates": updates}
+    lines = StepTable("grpo", 10).rows(learner_pb2.StepReport(step=0, metrics=figures))
+    assert any(line.startswith("  no update: ") for line in lines) is said
 
 
 def test_progress_tells_stage_rate_and_time_left() -> None:

@@ -71,8 +71,8 @@ class DtypeProbe:
             path=spec.model.path,
             cache=str(self._cache),
             threads=self._threads,
-            rank=spec.lora.rank,
-            alpha=spec.lora.alpha,
+            rank=spec.lora.new_rank,
+            alpha=spec.lora.new_alpha,
             target_modules=spec.lora.target_modules,
             gradient_checkpointing=spec.train.gradient_checkpointing,
         )

@@ -24,14 +24,14 @@ class Watch:
         self._context = context
         self._core = core
         self._scores = Scores(context.folder / "checkpoints")
-        self._spec = watched(context.spec)
-        self._health = RunHealth(self._spec, [])
+        self._limits = watched(context.spec)
+        self._health = RunHealth(self._limits, [])
         self._first: float | None = None
 
     def begin(self, rollbacks: Sequence[RolledBack] = ()) -> None:
         """Takes up the steps that are done and told, but those that were given up."""
         steps = standing_steps(self._context.history(), rollbacks)
-        self._health = RunHealth(self._spec, [step.metrics for step in steps])
+        self._health = RunHealth(self._limits, [step.metrics for step in steps])
         known = (step.metrics[OFF_TASK] for step in steps if OFF_TASK in step.metrics)
         self._first = next(known, None)
 

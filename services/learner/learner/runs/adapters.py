@@ -1,10 +1,15 @@
 """Adapters of complete runs: where they lie, and what `model.adapter` names."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from learner.runs.store import RunStore
-from servicekit.errors import NotFound
+from runspec.schema import LoraSpec
+from servicekit.errors import InvalidArgument, NotFound
 
 CONFIG = "adapter_config.json"
 
@@ -69,3 +74,52 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # a name that no file system takes
         return False
+
+
+def shape_of(lora: LoraSpec, adapter: Path | None) -> LoraSpec:
+    """Returns rank, scale and layers of what a run trains: a new adapter, or the one it goes on with.
+
+    Raises:
+        InvalidArgument: `lora` says another shape than the adapter has, or that cannot be read.
+    """
+    if adapter is None:
+        return lora.model_copy(update={"rank": lora.new_rank, "alpha": lora.new_alpha})
+    has = _read_shape(adapter / CONFIG)
+    said = lora.model_dump(exclude_none=True, exclude_defaults=True)
+    wrong = {
+        f"lora.{key}": f"is {_told(value)}, but the adapter that model.adapter names has {_told(has[key])}, and the "
+        f"run goes on with that; leave it out (on the command line: lora.{key}=null)"
+        for key, value in said.items()
+        if key in has and _told(has[key]) != _told(value)
+    }
+    if wrong:
+        text = "; ".join(f"{field}: {what}" for field, what in wrong.items())
+        raise InvalidArgument(text, violations=wrong)
+    layers = has.pop("target_modules", None)
+    if isinstance(layers, list):
+        # peft also takes a pattern, which a list of names cannot say.
+        has["target_modules"] = tuple(sorted(layers))
+    try:
+        return LoraSpec.model_validate(lora.model_dump() | has)
+    except ValidationError as error:
+        raise _unreadable(adapter / CONFIG, error) from error
+
+
+def _read_shape(config: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(config.read_text(encoding="utf-8"))
+        fields = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
+        return {key: read[name] for key, name in fields.items() if read.get(name) is not None}
+    except (OSError, ValueError, AttributeError) as error:
+        raise _unreadable(config, error) from error
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(sorted(map(str, value)))
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _unreadable(config: Path, error: Exception) -> InvalidArgument:
+    said = f"{config} is no configuration of a LoRA adapter as peft writes it: {error}"
+    return InvalidArgument(f"model.adapter: {said}", violations={"model.adapter": said})

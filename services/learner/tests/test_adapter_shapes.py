@@ -1,0 +1,71 @@
+"""What a run file may say of the adapter that a run goes on with."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.runs.adapters import shape_of
+from runspec.schema import LoraSpec
+from servicekit.errors import InvalidArgument
+
+PEFT = {"r": 4, "lora_alpha": 6, "target_modules": ["v_proj", "q_proj"]}
+
+
+def goes_on(folder: Path, config: object, **said: Any) -> LoraSpec:
+    text = config if isinstance(config, str) else json.dumps(config)
+    (folder / "adapter_config.json").write_text(text)
+    return shape_of(LoraSpec(**said), folder)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"rank": 4}, {"rank": 4, "alpha": 6.0, "target_modules": ("q_proj", "v_proj")}],
+)
+def test_adapters_own_shape_holds(tmp_path: Path, said: dict[str, Any]) -> None:
+    own = LoraSpec(rank=4, alpha=6.0, target_modules=("q_proj", "v_proj"))
+    assert goes_on(tmp_path, PEFT, **said) == own
+
+
+@pytest.mark.parametrize(
+    ("said", "config", "field", "text"),
+    [
+        ({"rank": 8}, PEFT, "lora.rank", "is 8, but .* has 4, .*lora.rank=null"),
+        ({"alpha": 8.0}, PEFT, "lora.alpha", "is 8, but .* has 6, "),
+        ({"target_modules": ("k",)}, PEFT, "lora.target_modules", "has q_proj, v_proj, "),
+        (
+            {"target_modules": ("k",)},
+            {"target_modules": ".*_proj"},
+            "lora.target_modules",
+            r"has \.\*_proj, ",
+        ),
+        ({}, {"r": 0}, "model.adapter", "as peft writes it: .*rank"),
+        ({}, {"r": "four"}, "model.adapter", "as peft writes it: .*rank"),
+        ({}, [1], "model.adapter", "as peft writes it"),
+        ({}, "{", "model.adapter", "as peft writes it"),
+    ],
+)
+def test_other_shape_or_none_is_refused(
+    tmp_path: Path, said: dict[str, Any], config: object, field: str, text: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        goes_on(tmp_path, config, **said)
+    assert re.search(text, caught.value.violations[field], re.DOTALL)
+
+
+def test_all_that_differs_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        goes_on(tmp_path, PEFT, rank=8, alpha=3.0)
+    assert set(caught.value.violations) == {"lora.rank", "lora.alpha"}
+
+
+def test_layers_that_a_pattern_names_stay_the_adapters(tmp_path: Path) -> None:
+    pattern = PEFT | {"target_modules": ".*_proj"}
+    assert goes_on(tmp_path, pattern) == LoraSpec(rank=4, alpha=6.0)
+
+
+def test_new_adapter_has_the_default_shape_where_none_is_said() -> None:
+    assert shape_of(LoraSpec(), None) == LoraSpec(rank=16, alpha=32.0)
+    assert shape_of(LoraSpec(rank=3), None) == LoraSpec(rank=3, alpha=6.0)

@@ -172,9 +172,7 @@ class StepTable:
             cells.append(text.rjust(len(_heading(name))))
         lines.append("  ".join(cells))
         if report.metrics.get("updates") == 0 and report.metrics.get("frac_reward_zero_std") == 1:
-            lines.append(
-                "  no update: within every group all rewards are equal, so none teaches anything"
-            )
+            lines.append("  no update: no two rewards of a group differ")
         return [*lines, *(alarm_text(alarm) for alarm in report.alarms)]
 
 

@@ -39,7 +39,9 @@ async def inputs_of(job: Job, book: AddressBook, prices: Prices) -> tuple[Inputs
     shape, lengths = None, dict[str, Lengths]()
     tools = await _tools(job, book)
     if spec.model.adapter:
-        missing.append("whether model.adapter is there is for the learner to say, at the start")
+        missing.append(
+            "whether model.adapter is there is for the learner to say, at the start; lora stands for its shape"
+        )
     try:
         caches = _caches(book)
         shape = model_shape(spec.model.path, caches)

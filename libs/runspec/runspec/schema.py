@@ -110,10 +110,14 @@ class ModelSpec(Section):
     """Policy that KL is measured against: base, start (the policy at the start of the run), or a folder (./name)."""
 
 
-class LoraSpec(Section):
-    """The adapter that is trained; a run that starts from one goes on with its rank, scale and layers."""
+MAX_RANK = 1024
+"""Of an adapter's matrices."""
 
-    rank: int | None = Field(default=None, ge=1, le=1024)
+
+class LoraSpec(Section):
+    """The adapter that is trained; a run that goes on with model.adapter has its rank, scale and layers."""
+
+    rank: int | None = Field(default=None, ge=1, le=MAX_RANK)
     """Rank of the adapter's matrices; by default 16, or that of model.adapter."""
     alpha: float | None = Field(default=None, gt=0)
     """Scale of the adapter; by default twice the rank, or that of model.adapter."""
@@ -122,12 +126,12 @@ class LoraSpec(Section):
 
     @property
     def new_rank(self) -> int:
-        """Rank of a new adapter."""
+        """The rank, or what its default stands for in a new adapter."""
         return 16 if self.rank is None else self.rank
 
     @property
     def new_alpha(self) -> float:
-        """Scale of a new adapter."""
+        """The scale, or what its default stands for in a new adapter."""
         return 2.0 * self.new_rank if self.alpha is None else self.alpha
 
 

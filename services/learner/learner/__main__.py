@@ -8,8 +8,6 @@ from hone.learner.v1 import learner_pb2, learner_pb2_grpc
 
 from eventbus.nats_bus import NatsBus
 from learner.clients import IDEMPOTENT_METHODS, ToolCatalogue
-from learner.core.cores import TorchCore
-from learner.core.dtype_probe import DtypeProbe
 from learner.datasets import DatasetStore
 from learner.runner import Runner, spec_of
 from learner.runs.adapters import AdapterStore
@@ -20,6 +18,8 @@ from learner.runs.store import RunStore
 from learner.scratch import use_scratch
 from learner.servicer import LearnerServicer
 from learner.settings import LearnerSettings
+from learner.workers.dtype_probe import DtypeProbe
+from learner.workers.torch_core import TorchCore
 from servicekit.channels import connect, resolve
 from servicekit.serve import App, run
 

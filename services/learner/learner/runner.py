@@ -13,7 +13,6 @@ from google.protobuf import json_format
 from hone.common.v1 import run_spec_pb2
 
 from eventbus.bus import EventBus
-from learner.core.dtype_probe import MeasureDtypes
 from learner.datasets import DatasetStore
 from learner.jobs.context import JobContext
 from learner.jobs.evaluate import run_evaluate
@@ -29,6 +28,7 @@ from learner.runs.checkpoints import RolledBack
 from learner.runs.dtype_choice import AUTO, choice_without_measuring, choose_dtype
 from learner.runs.manager import RunReporter
 from learner.runs.store import Run, RunStore
+from learner.workers.dtype_probe import MeasureDtypes
 from runspec.convert import run_spec_from_proto
 from runspec.schema import RunSpec, flat
 from servicekit.errors import FailedPrecondition

@@ -11,8 +11,6 @@ from google.protobuf import json_format
 from learner_world import never_measured
 
 from eventbus.memory_bus import MemoryBus
-from learner.core.cores import TorchCore
-from learner.core.dtype_probe import MeasureDtypes
 from learner.datasets import DatasetStore
 from learner.runner import Runner, spec_of
 from learner.runs.adapters import AdapterStore
@@ -20,6 +18,8 @@ from learner.runs.manager import RunManager
 from learner.runs.rollback import Rollbacks
 from learner.runs.store import Run, RunStore
 from learner.settings import LearnerSettings
+from learner.workers.dtype_probe import MeasureDtypes
+from learner.workers.torch_core import TorchCore
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec
 from trajectory.types import ToolDefinition

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from learner.core.gang import limit_waits
+from learner.workers.gang import limit_waits
 
 
 @pytest.fixture

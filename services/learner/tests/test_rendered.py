@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import transformers
 
-from learner.core.rendered import RowRenderer
 from learner.ports import RowData
+from learner.training.rendered import RowRenderer
 from modelstore.tiny import make_tiny_tokenizer
 from runspec.schema import RunSpec
 from runspec.sft_rows import parse_sft_rows

@@ -274,8 +274,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tokens_of_rows_are_those_that_the_learner_makes_of_them(
     suite: Any, tiny: Path, algorithm: str
 ) -> None:
-    from learner.core.rendered import RowRenderer
     from learner.ports import RowData
+    from learner.training.rendered import RowRenderer
     from modelstore.tiny import make_tiny_tokenizer
     from runspec.preferences import parse_preferences
     from runspec.sft_rows import parse_sft_rows

@@ -1,1 +1,1 @@
-"""Which rollouts a step asks for, and what the event log says became of them."""
+"""Which tasks and rows a step takes, what it asks for, and what the event log says became of it."""

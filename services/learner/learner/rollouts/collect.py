@@ -103,7 +103,7 @@ class Collector:
         self._inbox = Inbox(after_sequence, first_step=first_step)
         await self._read_history(after_sequence)
         feeders = [
-            asyncio.create_task(self._pump(self._inbox.position), name="learner.rollouts.facts"),
+            asyncio.create_task(self._pump(self._inbox.position), name="learner.facts"),
             asyncio.create_task(self._watch_stop(), name="learner.stop"),
             asyncio.create_task(self._work(), name="learner.collector"),
         ]

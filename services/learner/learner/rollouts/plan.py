@@ -1,4 +1,4 @@
-"""Which tasks a step samples: a seeded shuffle per epoch, the same after every restart."""
+"""Which tasks or rows a step takes: a seeded shuffle per epoch, the same after every restart."""
 
 import itertools
 import random

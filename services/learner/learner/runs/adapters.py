@@ -1,14 +1,13 @@
-"""Adapters of complete runs: where they lie, and what `model.adapter` names."""
+"""Adapters: where those of complete runs lie, what `model.adapter` names, and the shape that a run trains."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from learner.runs.store import RunStore
-from runspec.schema import LoraSpec
+from runspec.schema import MAX_RANK, LoraSpec
 from servicekit.errors import InvalidArgument, NotFound
 
 CONFIG = "adapter_config.json"
@@ -76,50 +75,57 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+class _PeftConfig(BaseModel):
+    """What peft writes of the shape of a LoRA adapter; single layers may differ from it by a pattern."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    peft_type: Literal["LORA"] = "LORA"
+    r: int = Field(ge=1, le=MAX_RANK)
+    lora_alpha: float = Field(gt=0)
+    target_modules: list[str] | str | None = None
+
+
 def shape_of(lora: LoraSpec, adapter: Path | None) -> LoraSpec:
-    """Returns rank, scale and layers of what a run trains: a new adapter, or the one it goes on with.
+    """Returns rank and scale of what a run trains: a new adapter, or the one it goes on with.
 
     Raises:
         InvalidArgument: `lora` says another shape than the adapter has, or that cannot be read.
     """
     if adapter is None:
         return lora.model_copy(update={"rank": lora.new_rank, "alpha": lora.new_alpha})
-    has = _read_shape(adapter / CONFIG)
-    said = lora.model_dump(exclude_none=True, exclude_defaults=True)
+    has = _read(adapter / CONFIG)
+    layers = has.target_modules
+    own = {
+        "rank": has.r,
+        "alpha": has.lora_alpha,
+        "target_modules": sorted(layers) if isinstance(layers, list) else layers,
+    }
+    said = {
+        "rank": lora.rank,
+        "alpha": lora.alpha,
+        "target_modules": sorted(lora.target_modules) or None,
+    }
     wrong = {
-        f"lora.{key}": f"is {_told(value)}, but the adapter that model.adapter names has {_told(has[key])}, and the "
-        f"run goes on with that; leave it out (on the command line: lora.{key}=null)"
+        f"lora.{key}": f"is {value}, but the adapter that model.adapter names has {own[key]}, and the run goes on with "
+        f"that; leave it out (on the command line: lora.{key}=null)"
         for key, value in said.items()
-        if key in has and _told(has[key]) != _told(value)
+        if value not in (None, own[key])
     }
     if wrong:
         text = "; ".join(f"{field}: {what}" for field, what in wrong.items())
         raise InvalidArgument(text, violations=wrong)
-    layers = has.pop("target_modules", None)
-    if isinstance(layers, list):
-        # peft also takes a pattern, which a list of names cannot say.
-        has["target_modules"] = tuple(sorted(layers))
+    return lora.model_copy(update={"rank": has.r, "alpha": has.lora_alpha})
+
+
+def _read(config: Path) -> _PeftConfig:
     try:
-        return LoraSpec.model_validate(lora.model_dump() | has)
+        return _PeftConfig.model_validate_json(config.read_bytes())
     except ValidationError as error:
-        raise _unreadable(adapter / CONFIG, error) from error
-
-
-def _read_shape(config: Path) -> dict[str, Any]:
-    try:
-        read = json.loads(config.read_text(encoding="utf-8"))
-        fields = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
-        return {key: read[name] for key, name in fields.items() if read.get(name) is not None}
-    except (OSError, ValueError, AttributeError) as error:
-        raise _unreadable(config, error) from error
-
-
-def _told(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(sorted(map(str, value)))
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
-
-
-def _unreadable(config: Path, error: Exception) -> InvalidArgument:
-    said = f"{config} is no configuration of a LoRA adapter as peft writes it: {error}"
-    return InvalidArgument(f"model.adapter: {said}", violations={"model.adapter": said})
+        why = "; ".join(
+            ": ".join((*map(str, problem["loc"]), problem["msg"])) for problem in error.errors()
+        )
+    except OSError as error:
+        why = error.strerror or str(error)
+    said = f"{config} is no configuration of a LoRA adapter that a run can go on with: {why}"
+    raise InvalidArgument(f"model.adapter: {said}", violations={"model.adapter": said})

@@ -30,13 +30,13 @@ import numpy as np
 import torch
 import transformers
 
-from learner.core.dtype_probe import ProbeSettings
 from learner.runs.dtype_choice import DtypeSeconds
 from learner.training.attention import register_tree_attention
 from learner.training.head import pair_logprobs
 from learner.training.logprobs import Microbatch, choose_scorer
 from learner.training.model import DTYPES, PolicySettings, attach, attention_of, default_device
 from learner.training.rows import policy_tokens
+from learner.workers.dtype_probe import ProbeSettings
 from modelstore.compute import tune_compute
 from modelstore.resolve import ModelUnusableError, resolve_model
 from trajectory.rendering import RenderedRow

@@ -127,7 +127,8 @@ class LoraPolicy(Policy):
         # peft keeps the layers' names in a set: sorted, equal adapters are equal files.
         file = folder / ADAPTER_CONFIG
         written = json.loads(file.read_text(encoding="utf-8"))
-        written["target_modules"] = sorted(written["target_modules"])
+        if isinstance(written["target_modules"], list):
+            written["target_modules"].sort()
         file.write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
 
 

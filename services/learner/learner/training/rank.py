@@ -1,4 +1,4 @@
-"""One rank of a gang: `python -m learner.training.rank`, started by `core/gang.py`.
+"""One rank of a gang: `python -m learner.training.rank`, started by `workers/gang.py`.
 
 RANK, LOCAL_RANK and WORLD_SIZE are as torchrun sets them. The first rank takes calls from the service, hands them on to
 the others and answers; the others do what it hands on. An error that all ranks meet alike is an answer; any other ends

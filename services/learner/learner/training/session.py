@@ -10,7 +10,6 @@ from threading import Event
 
 import torch
 
-from learner.core.rendered import RenderedPair
 from learner.ports import Restored, ScoredRollout
 from learner.training.algorithms.dpo import DpoSettings
 from learner.training.algorithms.pairs import Pair
@@ -21,6 +20,7 @@ from learner.training.algorithms.table import KINDS
 from learner.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from learner.training.model import PolicySettings, load_policy, load_tokenizer
 from learner.training.ranks import Alone, Ranks
+from learner.training.rendered import RenderedPair
 from learner.training.reward_export import check_classifier, export_reward_model
 from learner.training.rows import MaskedRow
 from learner.training.schedule import ScheduleSettings

@@ -14,13 +14,13 @@ from safetensors.torch import load, load_file
 
 from eventbus.bus import Delivery
 from eventbus.memory_bus import MemoryBus
-from learner.core.dtype_probe import DtypeProbe, MeasureDtypes
 from learner.ports import Stopped
 from learner.runner import spec_of
 from learner.runs.checkpoints import LATEST
 from learner.runs.dtype_choice import DtypeSeconds, choose_dtype
 from learner.runs.exports import Exporter, FileHead
 from learner.runs.store import Run, RunState
+from learner.workers.dtype_probe import DtypeProbe, MeasureDtypes
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition
 
@@ -220,6 +220,15 @@ async def test_what_cannot_be_measured_names_the_field_and_what_would_be_right(
     )
     assert "Traceback" not in str(caught.value)
     assert "float32 or bfloat16 is right" in str(caught.value)
+
+
+async def test_layers_that_the_one_measured_layer_lacks_are_no_hindrance_where_an_adapter_brings_them(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    spec = sft_of(tiny_folder, target_modules=["model.layers.1.self_attn.q_proj"])
+    on = spec.model_copy(update={"model": spec.model.model_copy(update={"adapter": "run-1"})})
+    found = await DtypeProbe(tmp_path / "models", 1)(on, asyncio.Event())
+    assert min(found.float32, found.bfloat16) > 0.0
 
 
 def test_measuring_can_be_stopped_on_the_loop_that_services_run_on(

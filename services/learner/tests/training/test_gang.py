@@ -18,11 +18,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.core.gang import Gang, rank_environment
 from learner.ports import Restored, ScoredRollout, Stopped
 from learner.training.checkpoint import latest_checkpoint
 from learner.training.ranks import Alone
 from learner.training.session import Session, SessionSettings
+from learner.workers.gang import Gang, rank_environment
 from modelstore.compute import float32_backend_in_use, tune_compute
 from runspec.schema import RunSpec
 from servicekit.errors import Unavailable
@@ -261,7 +261,7 @@ def test_ranks_that_cannot_open_the_run_say_why(tmp_path: Path, tiny_folder: Pat
 LEARNER = """
 import sys, pickle, threading, time
 from pathlib import Path
-from learner.core.gang import Gang
+from learner.workers.gang import Gang
 settings, logs = pickle.load(sys.stdin.buffer)
 gang = Gang(settings, 2, Path(logs))
 threading.Thread(target=gang.restore, daemon=True).start()

@@ -81,6 +81,20 @@ def test_an_export_names_weights_and_layers_as_vllm_reads_them(
     assert config["inference_mode"] is True
 
 
+def test_layers_that_a_pattern_names_are_exported_as_that_pattern(
+    make_policy: MakePolicy, tmp_path: Path
+) -> None:
+    pattern, config = r".*\.(q|v)_proj", tmp_path / "adapter_config.json"
+    make_policy(target_modules=("q_proj", "v_proj")).export_adapter(tmp_path)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"target_modules": pattern}))
+    policy = make_policy(fresh=True, adapter=tmp_path)
+    policy.export_adapter(tmp_path / "next")
+    written = json.loads((tmp_path / "next" / "adapter_config.json").read_text())
+    assert written["target_modules"] == pattern
+    again = make_policy(fresh=True, adapter=tmp_path / "next")
+    assert torch.equal(_logits(again), _logits(policy))
+
+
 def test_the_reference_at_the_start_of_a_run_is_the_policy(
     make_policy: MakePolicy, tmp_path: Path
 ) -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
-from learner.core.cores import TorchCore
 from learner.ports import RowData
 from learner.settings import LearnerSettings
+from learner.workers.torch_core import TorchCore
 from runspec.schema import RunSpec
 from runspec.sft_rows import parse_sft_rows
 from servicekit.errors import InvalidArgument

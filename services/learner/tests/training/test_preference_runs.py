@@ -16,7 +16,6 @@ from google.protobuf import json_format
 from learner_world import never_measured
 
 from eventbus.memory_bus import MemoryBus
-from learner.core.cores import TorchCore
 from learner.datasets import DatasetStore
 from learner.health.alarms import Alarm
 from learner.ports import Stopped
@@ -25,6 +24,7 @@ from learner.runs.adapters import AdapterStore
 from learner.runs.store import Run, RunState, RunStore
 from learner.settings import LearnerSettings
 from learner.training.model import PolicySettings, load_policy
+from learner.workers.torch_core import TorchCore
 from modelstore.resolve import ModelUnusableError
 from runspec.convert import run_spec_to_proto
 from runspec.schema import RunSpec

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from learner.core.cores import TorchCore
-from learner.core.rendered import RowRenderer
 from learner.ports import RowData
 from learner.settings import LearnerSettings
+from learner.training.rendered import RowRenderer
+from learner.workers.torch_core import TorchCore
 from modelstore.tiny import make_tiny_tokenizer
 from runspec.schema import RunSpec
 from runspec.sft_rows import parse_sft_rows

@@ -27,7 +27,7 @@ from learner.ports import Restored, ScoredRollout
 from servicekit.errors import Unavailable
 
 if TYPE_CHECKING:
-    from learner.core.rendered import RenderedPair
+    from learner.training.rendered import RenderedPair
     from learner.training.rows import MaskedRow
     from learner.training.session import SessionSettings
 

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from learner.core.gang import Gang
-from learner.core.rendered import RenderedPair, RowRenderer, Rows
 from learner.ports import Restored, RowData, ScoredRollout
 from learner.settings import LearnerSettings
+from learner.training.rendered import RenderedPair, RowRenderer, Rows
+from learner.workers.gang import Gang
 from modelstore.resolve import resolve_model
 from runspec.schema import RunSpec
 from trajectory.rendering import ChatTokenizer

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from learner.core.gang import rank_environment
 from learner.ports import Stopped
 from learner.runs.dtype_choice import DtypeSeconds
+from learner.workers.gang import rank_environment
 from runspec.schema import RunSpec
 from servicekit.errors import FailedPrecondition
 
@@ -73,7 +73,8 @@ class DtypeProbe:
             threads=self._threads,
             rank=spec.lora.new_rank,
             alpha=spec.lora.new_alpha,
-            target_modules=spec.lora.target_modules,
+            # An adapter names its layers as peft wrote them, by a pattern or each in full.
+            target_modules=() if spec.model.adapter else spec.lora.target_modules,
             gradient_checkpointing=spec.train.gradient_checkpointing,
         )
         # It imports torch to count threads.

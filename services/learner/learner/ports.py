@@ -1,4 +1,4 @@
-"""What the run controller needs of the training core; `workers/torch_core.py` implements it over torch, tests over nothing."""
+"""What the run controller needs of the training core: `workers/torch_core.py` has it over torch, tests over nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -508,22 +508,33 @@ async def leave_something_behind(lab: Lab) -> None:
 @case("16", "take every CPU", is_heavy=True)
 async def take_every_cpu(lab: Lab) -> None:
     limited, other = await lab.make(cpus=0.2), await lab.make(cpus=2.0)
+    # What each takes is counted from when all are there: a busy machine may need long to make them.
     script = """
 import os, time
-begun = time.monotonic()
+def waited(end, size):
+    while size > 0: size -= len(os.read(end, size))
+(ready, say_ready), (gate, open_gate), (told, tell) = os.pipe(), os.pipe(), os.pipe()
 for _ in range(32):
     if not os.fork():
         os.setsid()
-        while time.monotonic() < begun + 1.0: pass
+        os.write(say_ready, b'.')
+        waited(gate, 1)
+        before, end = time.process_time(), time.monotonic() + 1.0
+        while time.monotonic() < end: pass
+        os.write(tell, b'%07d' % ((time.process_time() - before) * 1e6))
         os._exit(0)
-for _ in range(32): os.wait()
-used = os.times()
-print((used.children_user + used.children_system) / (time.monotonic() - begun))
+waited(ready, 32)
+begun = time.monotonic()
+os.write(open_gate, b'.' * 32)
+used = 0
+for _ in range(32): used += int(os.read(told, 7)) / 1e6
+print(used / (time.monotonic() - begun))
 """
     outcomes = await asyncio.gather(limited.python(script), other.python(script))
     share, beside = (float(outcome.stdout) for outcome in outcomes)
     # Many sessions of their own, so that even a busy machine gives them much where nothing limits them.
-    must(share < max(0.3, 0.5 * beside), f"had {share:.2f} of 0.2 CPUs, one with 2.0 {beside:.2f}")
+    # gVisor counts what waits for a core as running, in both.
+    must(share < max(0.3, 0.25 * beside), f"had {share:.2f} of 0.2 CPUs, one with 2.0 {beside:.2f}")
 
 
 def expected_to_fail(isolation: str, name: str) -> re.Pattern[str] | None:

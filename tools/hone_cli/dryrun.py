@@ -3,12 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import yaml
 
 from hone_cli.estimate import Estimate, Range
 from hone_cli.jobs import Job
 from hone_cli.text import number, span
+from runspec.schema import RunSpec
 
 
 def figures(job: Job) -> dict[str, object]:
@@ -63,7 +65,7 @@ def as_json(job: Job, grader: str, estimate: Estimate, missing: Sequence[str]) -
     """For programs."""
     return json.dumps(
         {
-            "spec": job.run.spec.model_dump(mode="json", exclude_none=True),
+            "spec": _whole(job.run.spec),
             "figures": figures(job),
             "estimate": asdict(estimate) | {"assumptions": [*estimate.assumptions, *missing]},
             "grader": grader,
@@ -76,8 +78,12 @@ def as_json(job: Job, grader: str, estimate: Estimate, missing: Sequence[str]) -
 
 def as_text(job: Job, grader: str, estimate: Estimate, missing: Sequence[str]) -> str:
     """For people: the whole run file with its defaults filled in, then what it amounts to."""
-    spec = job.run.spec.model_dump(mode="json", exclude_none=True)
-    lines = [yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=100).rstrip(), ""]
+    lines = [
+        yaml.safe_dump(
+            _whole(job.run.spec), sort_keys=False, allow_unicode=True, width=100
+        ).rstrip(),
+        "",
+    ]
     for name, value in figures(job).items():
         lines.append(f"# {name.replace('_', ' ')}: {value}")
     lines.append(f"# grader: {grader}")
@@ -111,3 +117,10 @@ def _estimated(found: Estimate) -> list[str]:
 
 def _range(found: Range) -> str:
     return f"{found.expected:,.0f}, from {found.least:,.0f} to {found.most:,.0f}"
+
+
+def _whole(spec: RunSpec) -> dict[str, Any]:
+    """The run with its defaults; the shape of an adapter that it goes on with is the learner's to say."""
+    if not spec.model.adapter and spec.train.weights == "lora":
+        spec = spec.model_copy(update={"lora": spec.lora.filled()})
+    return spec.model_dump(mode="json", exclude_none=True)

@@ -134,6 +134,10 @@ class LoraSpec(Section):
         """The scale, or what its default stands for in a new adapter."""
         return 2.0 * self.new_rank if self.alpha is None else self.alpha
 
+    def filled(self) -> "LoraSpec":
+        """Returns it with what the defaults stand for in a new adapter."""
+        return self.model_copy(update={"rank": self.new_rank, "alpha": self.new_alpha})
+
 
 class DataSpec(Section):
     """Which rows to learn from and to measure on: files or folders relative to the run file, ids once uploaded."""

@@ -93,7 +93,7 @@ def shape_of(lora: LoraSpec, adapter: Path | None) -> LoraSpec:
         InvalidArgument: `lora` says another shape than the adapter has, or that cannot be read.
     """
     if adapter is None:
-        return lora.model_copy(update={"rank": lora.new_rank, "alpha": lora.new_alpha})
+        return lora.filled()
     has = _read(adapter / CONFIG)
     layers = has.target_modules
     own = {

@@ -284,7 +284,7 @@ async def test_run_keeps_the_shape_of_its_adapter(
 ) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    (adapter / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 6}')
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 6}')
     data = (await upload(stub, json.dumps(ROW).encode())).dataset_id
     model = {"path": MODEL, "adapter": str(adapter)}
 

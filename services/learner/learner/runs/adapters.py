@@ -49,12 +49,18 @@ class AdapterStore:
         """Returns the folder that `model.adapter` names; None for the empty name.
 
         Raises:
-            NotFound: there is no adapter there.
+            NotFound: there is no adapter there. InvalidArgument: it is no run's id, and no folder as one is named.
         """
         if not name:
             return None
         is_path = "/" in name or name.startswith(".")
-        folder = Path(name) if is_path else self.folder(name)
+        try:
+            folder = Path(name) if is_path else self.folder(name)
+        except InvalidArgument:
+            said = f"found {name[:60]!r}; the run_id of a run that is complete, or a folder (./name), is right"
+            raise InvalidArgument(
+                f"model.adapter: {said}", violations={"model.adapter": said}
+            ) from None
         if not _is_file(folder / CONFIG):
             if not is_path and _is_file(self.reward_model(name) / "config.json"):
                 said = f"run {name} made a reward model, which is no policy; name another run"
@@ -80,7 +86,7 @@ class _PeftConfig(BaseModel):
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
-    peft_type: Literal["LORA"] = "LORA"
+    peft_type: Literal["LORA"]
     r: int = Field(ge=1, le=MAX_RANK)
     lora_alpha: float = Field(gt=0)
     target_modules: list[str] | str | None = None
@@ -99,16 +105,16 @@ def shape_of(lora: LoraSpec, adapter: Path | None) -> LoraSpec:
     own = {
         "rank": has.r,
         "alpha": has.lora_alpha,
-        "target_modules": sorted(layers) if isinstance(layers, list) else layers,
+        "target_modules": set(layers) if isinstance(layers, list) else layers,
     }
     said = {
         "rank": lora.rank,
         "alpha": lora.alpha,
-        "target_modules": sorted(lora.target_modules) or None,
+        "target_modules": set(lora.target_modules) or None,
     }
     wrong = {
-        f"lora.{key}": f"is {value}, but the adapter that model.adapter names has {own[key]}, and the run goes on with "
-        f"that; leave it out (on the command line: lora.{key}=null)"
+        f"lora.{key}": f"is {_shown(value)}, but the adapter that model.adapter names has {_shown(own[key])}, and the "
+        f"run goes on with that; leave it out (on the command line: lora.{key}=null)"
         for key, value in said.items()
         if value not in (None, own[key])
     }
@@ -129,3 +135,13 @@ def _read(config: Path) -> _PeftConfig:
         why = error.strerror or str(error)
     said = f"{config} is no configuration of a LoRA adapter that a run can go on with: {why}"
     raise InvalidArgument(f"model.adapter: {said}", violations={"model.adapter": said})
+
+
+def _shown(value: object) -> str:
+    """A value in few words: an adapter may name each of hundreds of layers."""
+    if not isinstance(value, set):
+        text = str(value)
+        return text if len(text) <= 200 else f"{text[:200]}..."
+    names = [name[:60] for name in sorted(value)]
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more

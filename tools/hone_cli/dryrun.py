@@ -10,7 +10,7 @@ import yaml
 from hone_cli.estimate import Estimate, Range
 from hone_cli.jobs import Job
 from hone_cli.text import number, span
-from runspec.schema import RunSpec
+from runspec.schema import LoraSpec, RunSpec
 
 
 def figures(job: Job) -> dict[str, object]:
@@ -123,4 +123,5 @@ def _whole(spec: RunSpec) -> dict[str, Any]:
     """The run with its defaults; the shape of an adapter that it goes on with is the learner's to say."""
     if not spec.model.adapter and spec.train.weights == "lora":
         spec = spec.model_copy(update={"lora": spec.lora.filled()})
-    return spec.model_dump(mode="json", exclude_none=True)
+    unsaid = {"lora"} if spec.lora == LoraSpec() else set()
+    return spec.model_dump(mode="json", exclude_none=True, exclude=unsaid)

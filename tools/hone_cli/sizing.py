@@ -40,7 +40,8 @@ async def inputs_of(job: Job, book: AddressBook, prices: Prices) -> tuple[Inputs
     tools = await _tools(job, book)
     if spec.model.adapter:
         missing.append(
-            "whether model.adapter is there is for the learner to say, at the start; lora stands for its shape"
+            "whether model.adapter is there, and its shape, is for the learner to say at the start; "
+            f"here its rank counts as {spec.lora.new_rank}"
         )
     try:
         caches = _caches(book)

@@ -35,17 +35,10 @@ class LoadedRun:
     document: Document
     overrides: tuple[Override, ...] = field(default=())
 
-    def locate(self, name: str) -> tuple[str, int]:
-        """Source and line of a field: its override where there is one, else its line in the file."""
-        for override in reversed(self.overrides):
-            if name == ".".join(override.path):
-                return f"override {override.text!r}", 0
-        return str(self.path), self.document.line_of(_path_of(name))
-
     def problem(self, name: str, message: str) -> Problem:
-        """A problem of one field, placed."""
-        source, line = self.locate(name)
-        return Problem(field=name, message=message, source=source, line=line)
+        """A problem of one field, with its file and line, or with the override that caused it."""
+        places = _Places(str(self.path), self.document, self.overrides)
+        return places.placed(Problem(field=name, message=message))
 
 
 def load_run_file(

@@ -223,6 +223,13 @@ def test_override_reaches_into_the_grader(tmp_path: Path) -> None:
     assert spec.grader is not None and spec.grader["name"] == "correct"
 
 
+def test_problem_found_later_is_told_with_the_override_of_its_section(tmp_path: Path) -> None:
+    run = load(tmp_path, GRPO, "lora={rank: 8}")
+    said = str(run.problem("lora.rank", "is 8"))
+    assert said.startswith("override 'lora={rank: 8}': lora.rank: is 8")
+    assert "run.yaml:" in str(run.problem("train.learning_rate", "is low"))
+
+
 def test_override_of_the_name_is_the_runs(tmp_path: Path) -> None:
     assert load(tmp_path, GRPO, "name=second").spec.name == "second"
 

@@ -185,7 +185,7 @@ def test_dry_run_prints_the_whole_run_and_starts_nothing(suite: Any, run_file: P
     assert found["spec"]["rollout"]["timeout"] == "300s"
     assert found["spec"]["lora"] == {"rank": 16, "alpha": 32.0, "target_modules": []}
     assert suite.hone("train", "run.yaml", "--dry-run", "--json", "model.adapter=run-1") == 0
-    assert "rank" not in suite.json()["spec"]["lora"]
+    assert "lora" not in suite.json()["spec"]
     assert found["estimate"]["rollouts"] == 16
     assert found["estimate"]["tokens"] is None
     assert "no-model' is not a folder" in found["estimate"]["assumptions"][-1]

@@ -113,8 +113,8 @@ def shape_of(lora: LoraSpec, adapter: Path | None) -> LoraSpec:
         "target_modules": set(lora.target_modules) or None,
     }
     wrong = {
-        f"lora.{key}": f"is {_shown(value)}, but the adapter that model.adapter names has {_shown(own[key])}, and the "
-        f"run goes on with that; leave it out (on the command line: lora.{key}=null)"
+        f"lora.{key}": f"is {_shown(value)}, but the adapter that model.adapter names has {_shown(own[key])}, which "
+        f"a run from it keeps; say that, or leave it out (on the command line: lora.{key}=null)"
         for key, value in said.items()
         if value not in (None, own[key])
     }

@@ -1,5 +1,8 @@
 """Typed errors to gRPC status and back; the only file where the two meet."""
 
+from collections.abc import Mapping
+from urllib.parse import quote
+
 import grpc
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
@@ -11,6 +14,12 @@ from servicekit.errors import BY_CODE, HoneError, Internal
 
 DOMAIN = "hone"
 
+MAX_BYTES = 7000
+"""Of an error in a reply's headers: gRPC refuses headers above 8 KiB, and the caller would see that instead."""
+
+_CUTS = ((2000, 100), (500, 20), (60, 5))
+"""Characters of each text and number of fields, for errors that are longer than that."""
+
 
 def _packed(message: object) -> Any:
     packed = Any()
@@ -19,7 +28,27 @@ def _packed(message: object) -> Any:
 
 
 def status_from_error(error: HoneError) -> status_pb2.Status:
-    """Returns the rich status that carries everything the error knows."""
+    """Returns the rich status that carries what the error knows: all of it, or what the headers have room for."""
+    status = _status(error, error.message, error.violations)
+    for length, count in _CUTS:
+        if _header_bytes(status) <= MAX_BYTES:
+            break
+        kept = list(error.violations.items())[:count]
+        violations = {_cut(field, length): _cut(text, length) for field, text in kept}
+        status = _status(error, _cut(error.message, length), violations)
+    return status
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def _header_bytes(status: status_pb2.Status) -> int:
+    # The message goes percent-encoded, the details with a copy of it in base 64.
+    return len(quote(status.message)) + len(status.SerializeToString()) * 4 // 3
+
+
+def _status(error: HoneError, message: str, violations: Mapping[str, str]) -> status_pb2.Status:
     details = [
         _packed(
             ErrorInfo(
@@ -36,15 +65,13 @@ def status_from_error(error: HoneError) -> status_pb2.Status:
         delay = Duration()
         delay.FromNanoseconds(int(error.retry_after_seconds * 1e9))
         details.append(_packed(RetryInfo(retry_delay=delay)))
-    if error.violations:
+    if violations:
         fields = [
             BadRequest.FieldViolation(field=field, description=text)
-            for field, text in error.violations.items()
+            for field, text in violations.items()
         ]
         details.append(_packed(BadRequest(field_violations=fields)))
-    return status_pb2.Status(
-        code=code_pb2.Code.Value(error.code), message=error.message, details=details
-    )
+    return status_pb2.Status(code=code_pb2.Code.Value(error.code), message=message, details=details)
 
 
 def error_from_rpc(rpc_error: grpc.aio.AioRpcError, method: str) -> HoneError:

@@ -98,6 +98,21 @@ async def test_typed_error_arrives_unchanged(error: HoneError) -> None:
         assert got.retry_after_seconds == error.retry_after_seconds
 
 
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f600", "\n"])
+@pytest.mark.parametrize(("fields", "length"), [(0, 100_000), (1, 20_000), (1000, 10), (50, 5000)])
+async def test_error_too_long_for_the_headers_arrives_as_itself_and_shorter(
+    letter: str, fields: int, length: int
+) -> None:
+    violations = {f"lora.{i}.{letter * length}": letter * length for i in range(fields)}
+    error = InvalidArgument("data: " + letter * length, reason="BAD", violations=violations)
+    async with probed(Probe(error)) as stub:
+        with pytest.raises(InvalidArgument, match=r"^data: ") as caught:
+            await stub.Check(Request())
+    assert caught.value.reason == "BAD" and not caught.value.retryable
+    assert all(field.startswith("lora.") for field in caught.value.violations)
+    assert bool(caught.value.violations) == bool(fields)
+
+
 async def test_untyped_error_is_internal_and_names_its_type() -> None:
     async with probed(Probe(KeyError("x"))) as stub:
         with pytest.raises(Internal, match="KeyError"):

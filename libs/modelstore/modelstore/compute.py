@@ -12,10 +12,14 @@ import functools
 import gc
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 MKL, ONEDNN = "mkl", "onednn"
+
+_BACKEND: Any = torch.backends.mkldnn
+"""torch's types know neither its settings nor its functions."""
 
 MAX_RELATIVE_ERROR = 2e-6
 """Above it the product was not computed in float32; bfloat16 gives about 3e-3."""
@@ -69,9 +73,7 @@ def choose_float32_backend(so_far: str, speedup: float) -> str:
 
 def float32_backend_in_use() -> str:
     """Returns what multiplies float32 in this process: MKL or ONEDNN."""
-    # torch's types do not know the setting.
-    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    return ONEDNN if precision == "bf16" else MKL
+    return ONEDNN if _BACKEND.matmul.fp32_precision == "bf16" else MKL
 
 
 def threads_of_each(processes: int) -> int:
@@ -97,7 +99,7 @@ def _measure_onednn() -> float:
 
     Measured once per process, so that no noise makes it choose again.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not _BACKEND.is_available():
         return 0.0
     threads = torch.get_num_threads()
     # One thread: several spin while they wait for each other, and that would be measured too.
@@ -125,9 +127,7 @@ def _compare() -> float:
 
 def _allow_onednn(allow: bool) -> None:
     # The name says what precision would do; what the CPU makes of it is what is measured here.
-    torch.backends.mkldnn.matmul.fp32_precision = (  # type: ignore[attr-defined]
-        "bf16" if allow else "ieee"
-    )
+    _BACKEND.matmul.fp32_precision = "bf16" if allow else "ieee"
 
 
 def _seconds(left: torch.Tensor, right: torch.Tensor, onednn: bool) -> float:

@@ -18,7 +18,8 @@ from learner.convert import (
 )
 from learner.datasets import DatasetStore, Kind
 from learner.runner import Tools, check_supported
-from learner.runs.adapters import AdapterStore, shape_of
+from learner.runs.adapter_shape import shape_of
+from learner.runs.adapters import AdapterStore
 from learner.runs.checkpoints import LATEST
 from learner.runs.exports import Exporter
 from learner.runs.hub import Progress
@@ -27,7 +28,7 @@ from learner.runs.store import Run, RunStore, Step
 from modelstore.resolve import ModelUnusableError, check_model
 from runspec.convert import run_spec_from_proto, run_spec_to_proto
 from runspec.problems import SpecError
-from runspec.schema import RunSpec
+from runspec.schema import LoraSpec, RunSpec
 from servicekit.errors import InvalidArgument, OutOfRange
 
 DEFAULT_PAGE, MAX_PAGE = 50, 500
@@ -109,9 +110,10 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         await self._tools.definitions(spec.rollout.tools)
         adapter = self._adapters.resolve(spec.model.adapter)
         await asyncio.to_thread(self._check_data, spec)
-        if spec.algorithm == "evaluate" or spec.train.weights == "full":
-            return spec
-        return spec.model_copy(update={"lora": shape_of(spec.lora, adapter)})
+        trains_adapter = spec.algorithm != "evaluate" and spec.train.weights == "lora"
+        # Nothing else reads it, and what a run keeps is held against other runs.
+        lora = shape_of(spec.lora, adapter) if trains_adapter else LoraSpec()
+        return spec.model_copy(update={"lora": lora})
 
     def _check_data(self, spec: RunSpec) -> None:
         if spec.algorithm == "sft":

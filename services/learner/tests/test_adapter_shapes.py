@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from learner.runs.adapters import AdapterStore, shape_of
+from learner.runs.adapter_shape import shape_of
+from learner.runs.adapters import AdapterStore
 from learner.runs.store import RunStore
 from runspec.schema import LoraSpec
 from servicekit.errors import InvalidArgument

@@ -298,8 +298,11 @@ async def test_run_keeps_the_shape_of_its_adapter(
     with pytest.raises(InvalidArgument, match=r"lora\.rank: is 8"):
         await start(lora={"rank": 8})
     assert learner.store.all() == []
-    kept, full = await start(), await start(train={"weights": "full"})
-    assert (kept.rank, kept.alpha, full.rank) == (4, 6.0, 0)
+    kept = await start()
+    assert (kept.rank, kept.alpha) == (4, 6.0)
+    full = await start(lora={"rank": 8}, train={"weights": "full"})
+    measured = await start(lora={"rank": 8}, algorithm="evaluate", data={"eval": data})
+    assert (full.rank, measured.rank) == (0, 0)
     _, run = await started(stub)
     assert (run.spec.lora.rank, run.spec.lora.alpha) == (16, 32.0)
 

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from learner.runs.checkpoints import prune
-from learner.training.lora import LoraPolicy
+from learner.training.lora import ADAPTER_CONFIG, LoraPolicy
 from learner.training.trainer import Trainer
 from modelstore.compute import float32_backend_in_use
 from modelstore.resolve import staged_folder
@@ -173,6 +173,8 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
             f"{folder}: the checkpoint {'has' if has_reference else 'has no'} reference adapter, "
             "the run's settings say otherwise"
         )
+    if isinstance(trainer.policy, LoraPolicy):
+        _expect_shapes(folder, trainer.policy)
     try:
         known = set(FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata)
         _expect_optimizer(trainer, known)
@@ -198,6 +200,29 @@ def load_checkpoint(checkpoint: Checkpoint, trainer: Trainer) -> None:
         raise CheckpointError(f"{folder}: {error}") from error
     trainer.step = checkpoint.step
     trainer.policy_version = checkpoint.policy_version
+
+
+def _expect_shapes(folder: Path, policy: LoraPolicy) -> None:
+    """Refuses adapters whose weights amount to something else than they did: their files have changed meanwhile."""
+    for part in (ADAPTER, REFERENCE):
+        file = folder / part / ADAPTER_CONFIG
+        if not file.is_file():
+            continue
+        try:
+            was = json.loads(file.read_text(encoding="utf-8"))
+            now = policy.shape(of_reference=part == REFERENCE)
+            changed = [
+                f"{key} {was[key]} is {now[key]}"
+                for key in now
+                if was.get(key, now[key]) != now[key]
+            ]
+        except DAMAGE as error:
+            raise CheckpointError(f"{file}: {error}") from error
+        if changed:
+            source = "model.adapter" if part == ADAPTER else "model.adapter or model.reference"
+            raise CheckpointError(
+                f"{file}: {', '.join(changed)} now; put {ADAPTER_CONFIG} of {source} back as it was"
+            )
 
 
 @contextmanager

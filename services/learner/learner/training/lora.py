@@ -25,6 +25,9 @@ REFERENCE = "reference"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
+SHAPE = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+"""What an adapter's configuration says of what its weights amount to, besides their names."""
+
 
 class LoraPolicy(Policy):
     """A causal language model with an adapter; see the module."""
@@ -65,6 +68,11 @@ class LoraPolicy(Policy):
     def reference_hash(self) -> str:
         """SHA-256 of the frozen model, over which every adapter stands."""
         return self._base_hash
+
+    def shape(self, *, of_reference: bool) -> Mapping[str, Any]:
+        """Returns the `SHAPE` of the adapter, or of the reference adapter."""
+        config = self._peft.peft_config[REFERENCE if of_reference else POLICY]
+        return {field: getattr(config, field) for field in SHAPE}
 
     @contextmanager
     def reference(self) -> Iterator[Any]:

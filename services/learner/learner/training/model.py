@@ -1,7 +1,6 @@
 """Opens policies: a base model with an adapter to train, or a model of which every weight is trained."""
 
 import copy
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,26 +9,17 @@ from typing import Any
 import peft
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from transformers.pytorch_utils import Conv1D
 
+from learner.training.adapter_files import add_reference, block_layers, open_adapter
 from learner.training.attention import TREE_ATTENTION, register_tree_attention
 from learner.training.checkpointing import checkpoint_activations
 from learner.training.full import FullPolicy, check_trainable, weights_hash
-from learner.training.lora import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    POLICY,
-    REFERENCE,
-    LoraPolicy,
-)
+from learner.training.lora import POLICY, LoraPolicy
 from learner.training.lora_linear import use_lora_linear
 from learner.training.policy import Policy
 from modelstore.resolve import ModelUnusableError
 from runspec.problems import nearest
-
-PEFT_PREFIX = "base_model.model."
-"""Before the name of each layer in an adapter's weights."""
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """By the name that `model.dtype` gives."""
@@ -96,21 +86,13 @@ def attach(base: Any, settings: PolicySettings) -> Policy:
 
 def _lora(base: Any, settings: PolicySettings, head: torch.nn.Linear | None) -> LoraPolicy:
     base_hash = weights_hash(base)
-    folder = _reference_folder(base, settings)
+    folder = _reference_folder(settings)
     if settings.adapter is None:
         model: Any = _new_adapter(base, settings)
     else:
-        _check_adapter(base, settings.adapter, "model.adapter")
-        model = peft.PeftModel.from_pretrained(
-            base,
-            str(settings.adapter),
-            adapter_name=POLICY,
-            is_trainable=True,
-            config=use_lora_linear(peft.LoraConfig.from_pretrained(str(settings.adapter))),
-        )
+        model = open_adapter(base, settings.adapter, "model.adapter")
     if folder is not None:
-        model.load_adapter(str(folder), adapter_name=REFERENCE, is_trainable=False)
-        model.base_model.set_adapter(POLICY)
+        add_reference(model, folder, _reference_field(settings))
     model.eval()
     return LoraPolicy(model, has_reference=folder is not None, base_hash=base_hash, value_head=head)
 
@@ -122,8 +104,7 @@ def _full(base: Any, settings: PolicySettings, head: torch.nn.Linear | None) -> 
         reference = copy.deepcopy(base)
     model = base
     if settings.adapter is not None:
-        _check_adapter(base, settings.adapter, "model.adapter")
-        model = _merged(base, settings.adapter)
+        model = open_adapter(base, settings.adapter, "model.adapter").merge_and_unload()
     if settings.refers and settings.reference == "start":
         reference = copy.deepcopy(model)
     elif settings.refers and settings.reference != "base":
@@ -137,12 +118,7 @@ def _reference_model(settings: PolicySettings, device: torch.device) -> Any:
     if (folder / "config.json").is_file():
         return _load_base(replace(settings, folder=folder), device, "model.reference").eval()
     base = _load_base(settings, device)
-    _check_adapter(base, folder, "model.reference")
-    return _merged(base, folder).eval()
-
-
-def _merged(base: Any, adapter: Path) -> Any:
-    return peft.PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+    return open_adapter(base, folder, "model.reference").merge_and_unload().eval()
 
 
 def _new_head(base: Any, *, bias: bool) -> torch.nn.Linear:
@@ -211,7 +187,7 @@ def _check_targets(base: Any, wanted: Sequence[str]) -> None:
     output layer's own weight (`head`), so that an adapter of it would have no effect, and where the embeddings share
     that weight a merged export of either would be another model.
     """
-    layers = [f".{name}" for name in _block_layers(base, torch.nn.Linear, Conv1D)]
+    layers = [f".{name}" for name in block_layers(base, torch.nn.Linear, Conv1D)]
     for target in wanted:
         if not any(name.endswith(f".{target}") for name in layers):
             known = sorted({name.rpartition(".")[2] for name in layers})
@@ -225,56 +201,17 @@ def _check_targets(base: Any, wanted: Sequence[str]) -> None:
 
 def _linear_layers(base: Any) -> list[str]:
     """Returns the names of the linear layers of the blocks."""
-    return sorted({name.rpartition(".")[2] for name in _block_layers(base, torch.nn.Linear)})
+    return sorted({name.rpartition(".")[2] for name in block_layers(base, torch.nn.Linear)})
 
 
-def _block_layers(base: Any, *kinds: type[torch.nn.Module]) -> list[str]:
-    """Returns where the layers of some kinds are, which is all but the output layer."""
-    head = base.get_output_embeddings()
-    return [
-        name
-        for name, module in base.named_modules()
-        if isinstance(module, kinds) and module is not head
-    ]
-
-
-def _reference_folder(base: Any, settings: PolicySettings) -> Path | None:
+def _reference_folder(settings: PolicySettings) -> Path | None:
     if settings.reference == "base":
         return None
-    if settings.reference == "start":
-        return settings.adapter
-    folder = Path(settings.reference)
-    _check_adapter(base, folder, "model.reference")
-    return folder
+    return settings.adapter if settings.reference == "start" else Path(settings.reference)
 
 
-def _check_adapter(base: Any, folder: Path, field: str) -> None:
-    missing = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (folder / name).is_file()]
-    if missing:
-        raise ModelUnusableError(
-            f"{field}: {str(folder)!r} is not an adapter as peft writes it: "
-            f"{', '.join(missing)} missing"
-        )
-    try:
-        task = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("task_type")
-    except (ValueError, AttributeError) as error:
-        raise ModelUnusableError(f"{field}: {folder / ADAPTER_CONFIG}: {error}") from error
-    if task not in (None, "CAUSAL_LM"):
-        raise ModelUnusableError(
-            f"{field}: {str(folder)!r} is an adapter for {task}, a policy needs one for CAUSAL_LM"
-        )
-    try:
-        with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as weights:
-            names = list(weights.keys())
-    except SafetensorError as error:
-        raise ModelUnusableError(f"{field}: {folder / ADAPTER_WEIGHTS}: {error}") from error
-    # Others are refused for the reason that `_check_targets` gives.
-    adapted = {name.removeprefix(PEFT_PREFIX).partition(".lora_")[0] for name in names}
-    if others := sorted(adapted - set(_block_layers(base, torch.nn.Linear, Conv1D))):
-        raise ModelUnusableError(
-            f"{field}: {str(folder)!r} adapts {', '.join(others[:3])}; only an adapter of linear layers of the model's "
-            "blocks is right"
-        )
+def _reference_field(settings: PolicySettings) -> str:
+    return "model.adapter" if settings.reference == "start" else "model.reference"
 
 
 def default_device() -> torch.device:
